@@ -1,0 +1,46 @@
+"""What training code imports. Python 3.10+; imports `ipc`, never `workers`."""
+
+from ..ipc.errors import (
+    DeviceMismatchError,
+    DevicePlanError,
+    ErrorReport,
+    OutboardError,
+    ProtocolError,
+    SceneError,
+    UsageError,
+    WorkerDied,
+    WorkerFailed,
+    WorkerLaunchError,
+    WorkerTimeout,
+)
+from .backend import Backend
+from .custom import CustomBackend, CustomCfg
+from .fake import FakeBackend, FakeCfg
+from .mujoco import MuJoCoBackend, MuJoCoCfg
+from .state import Model, State, Timings
+from .traits import Traits
+
+__all__ = [
+    "Backend",
+    "CustomBackend",
+    "CustomCfg",
+    "DeviceMismatchError",
+    "DevicePlanError",
+    "ErrorReport",
+    "FakeBackend",
+    "FakeCfg",
+    "Model",
+    "MuJoCoBackend",
+    "MuJoCoCfg",
+    "OutboardError",
+    "ProtocolError",
+    "SceneError",
+    "State",
+    "Timings",
+    "Traits",
+    "UsageError",
+    "WorkerDied",
+    "WorkerFailed",
+    "WorkerLaunchError",
+    "WorkerTimeout",
+]

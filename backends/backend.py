@@ -1,0 +1,498 @@
+"""Backend: one simulator in its own interpreter, driven from training code.
+
+Open it with the constructor, step it, close it. What opens a worker is in `launch.py`; this file is what
+happens while it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from time import perf_counter_ns as _clock
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..ipc import shm
+from ..ipc.deadline import Deadline
+from ..ipc.doorbell import History
+from ..ipc.errors import (
+    DeadlinePassed,
+    OutboardError,
+    PeerGone,
+    ProtocolError,
+    UsageError,
+    WorkerDied,
+    WorkerFailed,
+    WorkerTimeout,
+)
+from ..ipc.layout import DEFAULT_PUBLISH, ENV_ENGINE_RESET
+from ..ipc.messages import (
+    Message,
+    Opcode,
+    Render,
+    RenderReply,
+    SetProperty,
+    SetPropertyReply,
+    Status,
+    Where,
+    WhereReply,
+)
+from ..ipc.states import Phase
+from . import arguments, launch
+from .arguments import Cfg
+from .launch import Opened
+from .state import Floats, Model, State, Timings
+from .traits import Traits
+
+_READY, _BUSY = Phase.READY, Phase.BUSY
+_STEP, _STEP_RESET = int(Opcode.STEP), int(Opcode.STEP_RESET)
+_SEQUENCE, _OPCODE, _COUNT, _BANK = shm.SEQUENCE, shm.OPCODE, shm.COUNT, shm.BANK
+_STATUS, _SIM_NS, _FLAGGED = shm.STATUS, shm.SIM_NS, shm.FLAGGED
+_DONE = int(Status.DONE)
+
+
+class Backend:
+    """One simulator with `num_envs` environments in a process of its own.
+
+    Not thread-safe: one thread uses a backend at a time. Several backends of one process may all be in
+    flight (`step_async`, `step_wait`).
+
+    Args:
+        device: required. "cpu", "cuda:1" (this process's own numbering), a UUID, `plan.device`.
+        scene: path of an MJCF file, or the name of one of ours ("humanoid29", ...).
+        num_envs: environments, stepped together.
+        dt: simulation step in seconds; None keeps the scene's own.
+        decimation: simulation steps per `step()`.
+        publish: fields to publish, from `ipc/layout.py`.
+        seed: of the simulator; under several ranks use `plan.seed(base)`.
+        banks: 1: addresses never change, each command overwrites; 2: a result stays valid until the
+            second-next command starts.
+        cfg: the simulator's own frozen Cfg.
+        worker_python: the interpreter of the worker (default: where this simulator is found).
+        env: variables added to the worker's environment, which is otherwise an allow-list.
+        rank: global rank, for logs and errors; taken from the plan when there is one.
+        render: make `render()` possible.
+        check_finite: refuse NaN and infinity in `ctrl` before anything is sent.
+        raise_on_bad_env: raise WorkerFailed when an environment's state is not finite or the engine
+            reset it by itself; otherwise `flagged` names them and a warning is logged.
+        step_timeout_s: how long one command may take.
+        share: allow another process on the same GPU.
+
+    Raises:
+        UsageError, SceneError, DevicePlanError, DeviceMismatchError, WorkerLaunchError, WorkerFailed,
+        WorkerDied, WorkerTimeout, ProtocolError: each says whose fault, in which phase, what to do.
+    """
+
+    simulator: ClassVar[str] = ""
+    traits: ClassVar[Traits] = Traits()
+    cfg_type: ClassVar[type[Cfg]] = Cfg
+
+    def __init__(
+        self,
+        *,
+        device: object,
+        scene: str | os.PathLike[str] = "",
+        num_envs: int,
+        dt: float | None = None,
+        decimation: int = 1,
+        publish: tuple[str, ...] = DEFAULT_PUBLISH,
+        seed: int = 0,
+        banks: int = 1,
+        cfg: Cfg | None = None,
+        transport: str = "auto",
+        worker_python: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        rank: int | None = None,
+        render: bool = False,
+        check_finite: bool = True,
+        raise_on_bad_env: bool = False,
+        step_timeout_s: float = 60.0,
+        share: bool = False,
+    ) -> None:
+        self._phase: Phase = Phase.CLOSED  # so that a failed constructor can be closed
+        self._order = arguments.order(
+            simulator=self.simulator,
+            traits=self.traits,
+            cfg=arguments.check_cfg(cfg, self.cfg_type),
+            device=device,
+            scene=scene,
+            num_envs=num_envs,
+            dt=dt,
+            decimation=decimation,
+            publish=publish,
+            seed=seed,
+            banks=banks,
+            transport=transport,
+            worker_python=worker_python,
+            env=env,
+            rank=rank,
+            render=render,
+            share=share,
+        )
+        self._check_finite = check_finite
+        self._raise_on_bad_env = raise_on_bad_env
+        self._timeout_s = arguments.positive("step_timeout_s", step_timeout_s)
+        self._cause: OutboardError | None = None
+        self._adopt(launch.open_worker(self._order, None))
+
+    def _adopt(self, opened: Opened) -> None:
+        """Take over a worker that has just become READY."""
+        assert opened.worker.data is not None
+        self._opened = opened
+        self._worker = opened.worker
+        self._cause = None
+        data = opened.worker.data
+        block = data.block
+        self._block, self._bell = block, data.bell
+        self._request, self._reply = block.request, block.reply
+        self._answered = 0
+        self._banks = block.layout.banks
+        self._fields = block.fields
+        if not hasattr(self, "_states"):
+            self._states = tuple(State(fields) for fields in block.fields)
+            self._ctrl: Floats = block.fields[0]["ctrl"]
+            self._all_ids = np.arange(self._order.init.num_envs, dtype=np.int32)
+            self._model = Model.of(opened.reply)
+        self._histories = {int(code): History() for code in Opcode}
+        self._step_history = self._histories[_STEP]
+        self._steps = self._sim_ns = self._overhead_ns = self._last_sim_ns = self._last_ns = 0
+        self._ring_ns = 0
+        self._request[_OPCODE] = _STEP
+        self._phase = _READY
+        self._finalizer = weakref.finalize(self, launch.abandon, opened)
+        launch.remember(self)
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def step(self, ctrl: ArrayLike | None = None, *, reset: Any = None) -> State:
+        """Advance every environment by `decimation` simulation steps.
+
+        Args:
+            ctrl: (num_envs, nu) float32 joint position targets, rad or m. None or `ctrl_view`: what is
+                in the block already; nothing is copied.
+            reset: environments (ids or mask) to put to the keyframe before the step, with one bell.
+        """
+        self.step_async(ctrl, reset=reset)
+        return self.step_wait()
+
+    def step_async(self, ctrl: ArrayLike | None = None, *, reset: Any = None) -> None:
+        """Start a step and return; `step_wait()` collects it."""
+        if self._phase is not _READY:
+            self._not_ready()
+        request = self._request
+        if ctrl is not None and ctrl is not self._ctrl:
+            arguments.put_ctrl(self._ctrl, ctrl)
+        if self._check_finite:
+            arguments.require_finite(self._ctrl)
+        if reset is None:
+            if request[_OPCODE] != _STEP:
+                request[_OPCODE] = _STEP
+        else:
+            request[_COUNT] = self._put_ids(reset)
+            request[_OPCODE] = _STEP_RESET
+        self._send()
+
+    def _send(self) -> None:
+        """Ring. The sequence number in the block is the only truth about what is in flight: a
+        KeyboardInterrupt between any two instructions leaves a state that `step_wait` can tell."""
+        request = self._request
+        try:
+            sequence = request[_SEQUENCE] + 1
+            if self._banks == 2:
+                request[_BANK] = sequence & 1
+            self._phase = _BUSY
+            self._ring_ns = _clock()
+            request[_SEQUENCE] = sequence
+            self._bell.ring()
+        except KeyboardInterrupt:
+            if request[_SEQUENCE] != self._answered:
+                self._bell.ring()  # perhaps for the second time, which does no harm
+            raise
+
+    def step_wait(self) -> State:
+        """Wait for the command in flight and return the published state.
+
+        After a KeyboardInterrupt inside a step: collects that step's answer.
+        """
+        if self._phase is not _BUSY:
+            self._not_busy()
+        request, reply = self._request, self._reply
+        sequence = request[_SEQUENCE]
+        if sequence == self._answered:
+            self._phase = _READY
+            raise UsageError("the interrupted command was never sent; nothing is in flight")
+        opcode = request[_OPCODE]
+        history = self._step_history if opcode == _STEP else self._histories[opcode]
+        try:
+            self._bell.wait(sequence, history, self._timeout_s)
+            waited_ns = _clock() - self._ring_ns
+            sim_ns = reply[_SIM_NS]
+            self._steps += 1
+            self._sim_ns += sim_ns
+            self._last_sim_ns = sim_ns
+            self._overhead_ns += waited_ns - sim_ns
+            self._last_ns = waited_ns
+            # In this order: BUSY together with an answered sequence number means "never sent".
+            self._phase = _READY
+            self._answered = sequence
+        except (PeerGone, DeadlinePassed) as error:
+            self._fell_silent(error)
+        except KeyboardInterrupt:
+            self._bell.interrupted()
+            raise
+        if reply[_STATUS] != _DONE:
+            self._fail(self._worker.last_words() or ProtocolError("a command failed without ERROR"))
+        if reply[_FLAGGED]:
+            self._note_flagged(sequence)
+        return self._states[sequence & 1 if self._banks == 2 else 0]
+
+    def set_state(self, envs: Any, qpos: ArrayLike, qvel: ArrayLike) -> State:
+        """Put environments to new states; visible in the returned state, poses included.
+
+        Args:
+            envs: ids (n,) unique, or a mask (num_envs,) of bool.
+            qpos: (n, nq) float32, m and rad, root quaternion wxyz.
+            qvel: (n, nv) float32; root angular velocity in the body frame.
+        """
+        if self._phase is not _READY:
+            self._not_ready()
+        count = self._put_ids(envs)
+        fields = self._fields[0]
+        arguments.put_rows(fields["set_qpos"], qpos, count, "qpos")
+        arguments.put_rows(fields["set_qvel"], qvel, count, "qvel")
+        return self._command(Opcode.SET_STATE, count)
+
+    def reset(self, envs: Any = None) -> State:
+        """Put environments (ids, mask, None for all) to the keyframe; visible at once."""
+        if self._phase is not _READY:
+            self._not_ready()
+        return self._command(Opcode.RESET, self._put_ids(envs))
+
+    def _put_ids(self, envs: Any) -> int:
+        ids = self._all_ids if envs is None else arguments.env_ids(envs, self._all_ids)
+        self._fields[0]["env_ids"][: len(ids)] = ids
+        return len(ids)
+
+    def _command(self, opcode: Opcode, count: int) -> State:
+        self._request[_COUNT] = count
+        self._request[_OPCODE] = int(opcode)
+        self._send()
+        return self.step_wait()
+
+    # -- mail ------------------------------------------------------------------------------------
+
+    def where(self) -> str:
+        """Measure again where the simulator's state lies; DeviceMismatchError when it moved."""
+        reply: WhereReply = self._mail(Where(), WhereReply)
+        try:
+            self._opened = launch.judged_again(self._opened, reply.device)
+        except OutboardError as error:
+            self._fail(error)
+        return self.device
+
+    def set_property(self, name: str, envs: Any, values: ArrayLike) -> None:
+        """Set a physical property; `capabilities` lists them as "set_property:NAME"."""
+        if f"set_property:{name}" not in self.capabilities:
+            raise UsageError(f"{self.simulator} has no property {name!r}: {self.capabilities}")
+        ids = arguments.env_ids(envs, self._all_ids)
+        rows = np.atleast_2d(np.asarray(values, "<f4"))  # one row: the same for all
+        if len(rows) not in (1, len(ids)):
+            raise UsageError(f"{len(rows)} rows of values for {len(ids)} environments")
+        rows = np.ascontiguousarray(np.broadcast_to(rows, (len(ids), *rows.shape[1:])))
+        self._mail(SetProperty(name, tuple(map(int, ids)), rows.tobytes()), SetPropertyReply)
+
+    def render(
+        self, env_id: int = 0, width: int = 640, height: int = 480, **camera: float
+    ) -> NDArray[np.uint8]:
+        """One picture of one environment: uint8 (height, width, 3)."""
+        if "render" not in self.capabilities:
+            raise UsageError(f"{self.simulator} cannot render here; was render=True given?")
+        reply: RenderReply = self._mail(Render(env_id, width, height, camera), RenderReply)
+        return np.frombuffer(reply.rgb, np.uint8).reshape(reply.height, reply.width, 3)
+
+    def _mail(self, message: Message, kind: type[Any]) -> Any:
+        """A message, announced by the bell, and its reply."""
+        if self._phase is not _READY:
+            self._not_ready()
+        talk = self._worker.talk
+        deadline = Deadline(self._timeout_s)
+        try:
+            talk.send(message)
+            self._request[_OPCODE] = int(Opcode.MAIL)
+            self._send()
+            reply = talk.expect(kind, deadline)
+        except (PeerGone, DeadlinePassed) as error:
+            self._fell_silent(error)
+        except OutboardError as error:
+            self._fail(error)
+        self.step_wait()
+        return reply
+
+    # -- what went wrong -------------------------------------------------------------------------
+
+    def _not_ready(self) -> NoReturn:
+        """A command in a phase that allows none."""
+        if self._phase is _BUSY and self._request[_SEQUENCE] == self._answered:
+            self._phase = _READY  # an interrupt hit before anything was sent
+            raise UsageError("the interrupted command was never sent; call again")
+        if self._phase is _BUSY:
+            raise UsageError(
+                "a command is in flight: step_wait() collects its answer, close() and restart() "
+                "are allowed"
+            )
+        self._not_open()
+
+    def _not_busy(self) -> NoReturn:
+        if self._phase is _READY:
+            raise UsageError("nothing is in flight: step_async() comes before step_wait()")
+        self._not_open()
+
+    def _not_open(self) -> NoReturn:
+        if self._cause is not None:
+            raise self._cause
+        if self._opened.worker.process.owner != os.getpid():
+            raise UsageError(
+                "this backend belongs to the process that opened it; a forked child opens its own"
+            )
+        raise UsageError("this backend is closed")
+
+    def _fell_silent(self, error: Exception) -> NoReturn:
+        """The bell or the channel gave up: death, deadline, or a last ERROR before them."""
+        if isinstance(error, PeerGone):
+            self._fail(
+                self._worker.last_words()
+                or WorkerDied(
+                    f"the worker died in a command, {self._worker.process.exit_now() or error}"
+                )
+            )
+        self._fail(
+            WorkerTimeout(
+                f"the worker did not answer within {self._timeout_s:g} s "
+                "(step_timeout_s); it was killed"
+            )
+        )
+
+    def _fail(self, error: OutboardError) -> NoReturn:
+        """The first cause: kept, with the report, for every later call."""
+        self._phase = Phase.FAILED
+        self._worker.talk.state.fail()
+        error.report = launch.error_report(self._order, self._worker, Phase.BUSY.value)
+        self._cause = error
+        self._finalizer.detach()
+        self._worker.end(0.0, keep_log=True)
+        raise error from None
+
+    def _note_flagged(self, sequence: int) -> None:
+        flags = self._fields[sequence & 1 if self._banks == 2 else 0]["env_flags"]
+        flagged = np.flatnonzero(flags)
+        ids = ", ".join(map(str, flagged[:20])) + (", ..." if len(flagged) > 20 else "")
+        what = (
+            "the engine reset by itself, after its state became invalid,"
+            if (flags & ENV_ENGINE_RESET).any()
+            else "the state is not finite in"
+        )
+        text = f"{what} environments {ids}"
+        if self._raise_on_bad_env:
+            self._fail(WorkerFailed(text))
+        launch.LOG.warning("rank %d: %s", self._order.init.rank, text)
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The state published last."""
+        return self._states[self._reply[_SEQUENCE] & 1 if self._banks == 2 else 0]
+
+    @property
+    def ctrl_view(self) -> Floats:
+        """(num_envs, nu) in the shared block: write here and call `step()` for no copy at all."""
+        return self._ctrl
+
+    @property
+    def flagged(self) -> NDArray[np.intp]:
+        """Environments whose state was not finite, or that the engine reset, in the last command."""
+        bank = self._reply[_SEQUENCE] & 1 if self._banks == 2 else 0
+        return np.flatnonzero(self._fields[bank]["env_flags"])
+
+    @property
+    def device(self) -> str:
+        """Where the simulator is and how that is known, in one line."""
+        return self._opened.device_words
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return self._opened.reply.capabilities
+
+    @property
+    def num_envs(self) -> int:
+        return self._order.init.num_envs
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(
+            self._steps,
+            self._sim_ns * 1e-9,
+            self._overhead_ns * 1e-9,
+            self._last_sim_ns * 1e-3,
+            (self._last_ns - self._last_sim_ns) * 1e-3,
+        )
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Everything that is known about this worker, as plain data."""
+        return launch.report(self._order, self._opened, self._phase)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def restart(self) -> State:
+        """A new worker on the same device and the same memory, at the keyframe. Verified anew."""
+        if self._opened.worker.process.owner != os.getpid():
+            self._not_open()
+        if self._phase is Phase.CLOSED:
+            raise UsageError("this backend is closed; open a new one")
+        self._finalizer.detach()
+        self._worker.end(0.0, keep_log=False)
+        self._phase = Phase.FAILED
+        try:
+            self._adopt(launch.open_worker(self._order, self._block))
+        except OutboardError as error:
+            self._cause = error
+            raise
+        return self.state
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ask the worker to leave, wait, kill what is left. Idempotent; bounded by `timeout_s`
+        (default: what the simulator needs). Views the caller still holds stay valid."""
+        if self._phase is Phase.CLOSED:
+            return
+        live = self._phase in (_READY, _BUSY)
+        self._phase = Phase.CLOSED
+        self._finalizer.detach()
+        grace_s = self.traits.close_s if timeout_s is None else timeout_s
+        self._worker.end(grace_s if live else 0.0, keep_log=self._cause is not None)
+        launch.released(self._opened)
+        self._block.close_fd()
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a backend cannot be pickled: open one in the process that uses it")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._phase.value} {self._order.words}>"
+
+    def _forked(self) -> None:
+        """In a forked child: this object may not answer, kill or unlink."""
+        self._phase = Phase.FAILED
+        self._finalizer.detach()

@@ -1,0 +1,229 @@
+"""Drives one worker from SPAWNED to READY, and judges where it landed before the first step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..ipc import doorbell, shm
+from ..ipc.channel import Channel
+from ..ipc.deadline import Deadline
+from ..ipc.device import DeviceReport
+from ..ipc.errors import (
+    DeadlinePassed,
+    DeviceMismatchError,
+    DevicePlanError,
+    OutboardError,
+    ProtocolError,
+    SceneError,
+    UsageError,
+    WorkerFailed,
+    WorkerLaunchError,
+    WorkerTimeout,
+)
+from ..ipc.layout import Layout
+from ..ipc.messages import (
+    NONCE_BYTES,
+    PROTOCOL_VERSION,
+    Attach,
+    Error,
+    Hello,
+    Init,
+    InitReply,
+    Message,
+    Progress,
+    Ready,
+)
+from ..ipc.states import Conversation, Role
+from . import memory
+from .device_plan import DevicePlan
+from .traits import Traits
+
+# From exec to HELLO: an interpreter that imports numpy from a cold network disk.
+HELLO_S = 60.0
+# ATTACH maps memory and publishes once; a minute means that the worker hangs.
+ATTACH_S = 60.0
+SEND_S = 30.0
+
+_M = TypeVar("_M", bound=Any)
+
+_BY_FAULT: dict[str, type[OutboardError]] = {
+    "scene": SceneError,
+    "usage": UsageError,
+    "protocol": ProtocolError,
+    "launch": WorkerLaunchError,
+    "device": DevicePlanError,
+    "worker": WorkerFailed,
+}
+
+
+def raised(error: Error) -> OutboardError:
+    """The worker's ERROR as the exception the caller gets."""
+    exception = _BY_FAULT[error.fault](
+        f"the worker reported {error.type} in phase {error.phase}: {error.text}"
+        if error.fault in ("worker", "protocol", "launch")
+        else error.text
+    )
+    if isinstance(exception, WorkerFailed):
+        exception.remote_type, exception.remote_traceback = error.type, error.traceback
+    return exception
+
+
+class Talk:
+    """The host's end of one conversation: every message passes the table of states."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.state = Conversation(Role.HOST)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        self.state.sent(type(message).__name__)
+        self.channel.send(message, Deadline(SEND_S), fds)
+
+    def receive(self, deadline: Deadline) -> Message:
+        """The next message; an ERROR is raised as what it means."""
+        message = self.channel.receive(deadline)
+        self.state.received(type(message).__name__)
+        if isinstance(message, Error):
+            raise raised(message)
+        return message
+
+    def expect(self, kind: type[_M], deadline: Deadline) -> _M:
+        message = self.receive(deadline)
+        if not isinstance(message, kind):
+            raise ProtocolError(f"{type(message).__name__} where {kind.__name__} belongs")
+        return message
+
+
+def hear_hello(talk: Talk, plan: DevicePlan, source: str) -> Hello:
+    """Preamble and HELLO: version, source and mask must be what this host sent."""
+    deadline = Deadline(HELLO_S)
+    try:
+        version = talk.channel.receive_preamble(deadline)
+        if version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the worker speaks protocol version {version}, this host version "
+                f"{PROTOCOL_VERSION} ({source}). Both ends come from the same files: an old worker "
+                "is still running, or the worker's entry file is another installation's"
+            )
+        hello = talk.expect(Hello, deadline)
+    except DeadlinePassed:
+        raise WorkerTimeout(
+            f"the worker's interpreter said nothing for {HELLO_S:.0f} s after it was started"
+        ) from None
+    if os.path.realpath(hello.source) != os.path.realpath(source):
+        raise ProtocolError(f"the worker runs {hello.source}, this host {source}")
+    if hello.mask != plan.mask:
+        raise DeviceMismatchError(
+            f"CUDA_VISIBLE_DEVICES was sent as {plan.mask!r} and arrived as {hello.mask!r}: "
+            "something between this process and the worker sets it (a wrapper script around the "
+            "interpreter, a sitecustomize). Remove that"
+        )
+    return hello
+
+
+def initialise(
+    talk: Talk, init: Init, traits: Traits, on_progress: Callable[[Progress], None]
+) -> InitReply:
+    """INIT to INIT_REPLY. Progress extends the deadline, never past the hard limit."""
+    talk.send(init)
+    hard = Deadline(traits.init_hard_s)
+    soft = Deadline(traits.init_s)
+    last = "nothing"
+    while True:
+        deadline = soft if soft.at_ns < hard.at_ns else hard
+        try:
+            message = talk.receive(deadline)
+        except DeadlinePassed:
+            raise WorkerTimeout(
+                f"the simulator was not built within {deadline.seconds:.0f} s; its last progress "
+                f"was {last}"
+            ) from None
+        if isinstance(message, Progress):
+            last = f"{message.stage} {message.done}/{message.total}"
+            soft = Deadline(traits.init_s)
+            on_progress(message)
+        elif isinstance(message, InitReply):
+            return message
+
+
+def check_facts(init: Init, reply: InitReply) -> None:
+    """The reply must answer the question that was asked."""
+    sizes = reply.model.sizes
+    if sizes.num_envs != init.num_envs:
+        raise ProtocolError(f"{init.num_envs} environments were asked for, {sizes.num_envs} built")
+    missing = [name for name in init.publish if name not in reply.capabilities]
+    if missing:
+        raise UsageError(f"{reply.engine} cannot publish {', '.join(missing)}")
+
+
+def judge(plan: DevicePlan, hello: Hello, report: DeviceReport) -> None:
+    """The verdict on measured evidence: DeviceMismatchError with plan, report, and masks."""
+    from .verdict import difference
+
+    wrong = difference(plan, hello, report)
+    if wrong:
+        raise DeviceMismatchError(
+            f"{wrong}. Plan: {plan} ({plan.why}). Report: {report.kind} {report.local} "
+            f"{report.uuid} by {report.evidence} {report.buffer!r}. Mask sent {plan.mask!r}, "
+            f"seen {hello.mask!r}"
+        )
+
+
+@dataclass
+class Data:
+    """The data plane of an attached worker."""
+
+    block: shm.Block
+    bell: doorbell.Doorbell
+
+
+def attach(talk: Talk, init: Init, layout: Layout, old: shm.Block | None) -> Data:
+    """ATTACH to READY: make (or, after a restart, reuse) the block, hand it over, drop the names."""
+    if old is None:
+        memory.require(layout.total_bytes)
+        try:
+            block = shm.create(layout, init.nonce)
+        except OSError as error:
+            raise UsageError(
+                f"cannot reserve {layout.total_bytes:,} bytes for the shared block: {error.strerror}"
+            ) from None
+    else:
+        block = old
+        block.restamp(init.nonce)
+    try:
+        with doorbell.semaphore_pair() as (go, done, go_name, done_name):
+            talk.send(
+                Attach(
+                    nonce=init.nonce,
+                    sizes=layout.sizes,
+                    publish=layout.publish,
+                    banks=layout.banks,
+                    total_bytes=layout.total_bytes,
+                    fingerprint=layout.fingerprint,
+                    go_name=go_name,
+                    done_name=done_name,
+                ),
+                [block.fd],
+            )
+            try:
+                ready = talk.expect(Ready, Deadline(ATTACH_S))
+            except DeadlinePassed:
+                raise WorkerTimeout(
+                    f"the worker did not map the block within {ATTACH_S:.0f} s"
+                ) from None
+    except BaseException:
+        if old is None:
+            block.close_fd()
+        raise
+    if ready.nonce != init.nonce or ready.fingerprint != layout.fingerprint:
+        raise ProtocolError("READY carries another nonce or fingerprint than ATTACH")
+    cell = block.reply[shm.SEQUENCE : shm.SEQUENCE + 1]
+    return Data(block, doorbell.Doorbell(go, done, cell))
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)

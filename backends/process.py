@@ -1,0 +1,257 @@
+"""The worker's process: argv, environment, log, death. Knows nothing of messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import ipc
+from ..ipc.errors import WorkerLaunchError
+from . import logs
+
+# The environment of a worker is built, not inherited: a variable that is not named here, by the simulator's
+# Traits or by the user does not arrive. Launcher variables (RANK, LOCAL_RANK, MASTER_*, SLURM_*)
+# and PYTHON* are absent on purpose, and so are secrets.
+ALLOWED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+    # MPS clients must find their server, driver caches their folder.
+    *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE"),
+    # Set where an older OpenBLAS misdetects the processor; a worker with an old numpy needs it most.
+    *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
+)
+ALLOWED_PREFIX = ("LC_",)
+DISPLAY = ("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY")
+
+
+def environment(
+    host: Mapping[str, str],
+    *,
+    mask: str,
+    libraries: tuple[str, ...] = (),
+    passed: tuple[str, ...] = (),
+    fixed: Mapping[str, str] | None = None,
+    render: bool = False,
+    user: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The worker's whole environment.
+
+    mask       CUDA_VISIBLE_DEVICES: one entry, or "" for a worker without GPU
+    libraries  folders for LD_LIBRARY_PATH, first wins; the host's own does not pass
+    passed     further variables of the host (Traits.pass_env)
+    fixed      set whatever the host has (Traits.set_env, the interpreter's needs)
+    user       what the caller added; may override all but the device
+    """
+    names = ALLOWED + passed + (DISPLAY if render else ())
+    env = {
+        name: value
+        for name, value in host.items()
+        if name in names or name.startswith(ALLOWED_PREFIX)
+    }
+    env.update(fixed or {})
+    env.update(user or {})
+    folders = [folder for folder in (*libraries, env.get("LD_LIBRARY_PATH", "")) if folder]
+    if folders:
+        env["LD_LIBRARY_PATH"] = ":".join(folders)
+    # Last, so that nothing can move the worker: the mask replaces the parent's, it does not nest.
+    env["CUDA_VISIBLE_DEVICES"] = mask
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return env
+
+
+def entry_file() -> Path:
+    """`workers/__main__.py` of this very installation: both ends run the same source."""
+    # The package has no __init__.py of its own, so the way goes over a sibling.
+    return Path(ipc.__path__[0]).resolve().parent / "workers" / "__main__.py"
+
+
+class _Spawner:
+    """One thread that starts every worker and lives as long as the process.
+
+    The kernel sends a worker's parent-death signal when the *thread* that started it ends; training
+    code may open a backend from a short-lived thread.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._run, name="outboard-spawner", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            job, answer = self._jobs.get()
+            try:
+                answer.put((job(), None))
+            except BaseException as error:  # noqa: BLE001 - handed to the thread that asked
+                answer.put((None, error))
+
+    def call(self, job: Callable[[], Any]) -> Any:
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._jobs.put((job, answer))
+        result, error = answer.get()
+        if error is not None:
+            raise error
+        return result
+
+
+_spawner: _Spawner | None = None
+_spawner_lock = threading.Lock()
+
+
+def _forget_spawner() -> None:
+    """In a forked child: the thread does not exist there."""
+    global _spawner, _spawner_lock
+    _spawner, _spawner_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_spawner)
+
+
+def _on_spawner(job: Callable[[], Any]) -> Any:
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None:
+            _spawner = _Spawner()
+    return _spawner.call(job)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run: interpreter, simulator and environment, decided before anything starts."""
+
+    python: str
+    flags: tuple[str, ...]
+    simulator: str
+    site: str  # folder of packages the interpreter lacks, "" for none
+    env: Mapping[str, str]
+    rank: int
+
+    def argv(self, fd: int) -> list[str]:
+        argv = [self.python, *self.flags, str(entry_file()), "--fd", str(fd)]
+        argv += ["--simulator", self.simulator]
+        return [*argv, "--site", self.site] if self.site else argv
+
+
+class WorkerProcess:
+    """A started worker. Owns its process group, its log and the host's end of the control socket."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.owner = os.getpid()
+        self.log = logs.create(command.rank)
+        host_end, worker_end = socket.socketpair()
+        self.control = host_end
+        try:
+            self._popen: subprocess.Popen[bytes] = _on_spawner(lambda: self._start(worker_end))
+        except OSError as error:
+            host_end.close()
+            self.log.remove()
+            raise WorkerLaunchError(
+                f"cannot start {command.python}: {error.strerror or error}. "
+                "Is it the path of a Python interpreter?"
+            ) from None
+        finally:
+            worker_end.close()
+        self.pid = self._popen.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self._exit: str | None = None
+        self.started_s = time.monotonic()
+
+    def _start(self, worker_end: socket.socket) -> subprocess.Popen[bytes]:
+        fd = worker_end.fileno()
+        return subprocess.Popen(
+            self.command.argv(fd),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.fd,
+            stderr=self.log.fd,
+            env=dict(self.command.env),
+            pass_fds=[fd],
+            start_new_session=True,  # its own group: ^C in a terminal is the host's to handle
+        )
+
+    # -- life and death --------------------------------------------------------------------------
+
+    def dead(self, within_s: float = 0.0) -> bool:
+        """Whether the process has ended, waiting up to `within_s`. Does not reap it."""
+        if self._exit is not None:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(max(0.0, within_s) * 1e3))
+
+    def signal_group(self, number: int) -> None:
+        """Signal the worker and what it started. Only before it is reaped: until then the number of
+        its process group cannot belong to anybody else."""
+        if self._exit is None and os.getpid() == self.owner:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def end(self, grace_s: float = 0.0) -> str:
+        """Wait `grace_s` for the process to end by itself, kill its group, reap it, close everything.
+
+        Returns how it ended, in words. Idempotent. In a forked child of the host: only closes.
+        """
+        if self._exit is None and os.getpid() != self.owner:
+            self._exit = "belongs to another process"
+        if self._exit is None:
+            self.dead(grace_s)
+            self.signal_group(signal.SIGKILL)
+            self._exit = self._reap()
+        for close in (self.control.close, self._close_pidfd):
+            close()
+        return self._exit
+
+    def _close_pidfd(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def _reap(self) -> str:
+        # Uninterruptible kernel states (a driver call) can outlive SIGKILL for a while.
+        try:
+            code = self._popen.wait(30.0)
+        except subprocess.TimeoutExpired:
+            return "still in the kernel 30 s after SIGKILL"
+        return exit_words(code)
+
+    def exit_now(self) -> str:
+        """How it ended, without ending it: "" while it lives."""
+        if self._exit is not None:
+            return self._exit
+        if not self.dead():
+            return ""
+        with contextlib.suppress(ChildProcessError, AttributeError):
+            info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is not None:
+                code = info.si_status
+                return exit_words(code if info.si_code == os.CLD_EXITED else -code)
+        return "its exit status was taken by somebody else in this process"
+
+
+_HINTS = {
+    signal.SIGBUS: ", which for shared memory means that the memory was not there",
+    signal.SIGKILL: ", by somebody or by the kernel when memory ran out",
+}
+
+
+def exit_words(code: int) -> str:
+    """ "SIGKILL (signal 9)", "exit code 3"; says what a few of them usually mean."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"signal {-code}"
+    return f"{number.name} (signal {-code}{_HINTS.get(number, '')})"

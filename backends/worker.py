@@ -1,0 +1,146 @@
+"""One worker from the host's side: process, conversation, data plane, watcher; and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+
+from ..ipc import shm
+from ..ipc.channel import Channel
+from ..ipc.deadline import Deadline
+from ..ipc.doorbell import Doorbell
+from ..ipc.errors import DeadlinePassed, OutboardError, PeerGone, ProtocolError
+from ..ipc.messages import Bye, Close, Error, Opcode
+from ..ipc.states import Phase
+from .handshake import Data, Talk, raised
+from .process import Command, WorkerProcess
+
+# The watcher's own clock: bounds how late a deadline is seen when the wall clock was set back while a
+# nap was under way (semaphores time out on the wall clock), and how far a log may grow.
+_TICK_S = 0.5
+# After the death of the process, what it sent before is read; the kernel has it already.
+_LAST_WORDS_S = 0.5
+
+
+class Watcher:
+    """A thread on the worker's pidfd: marks the bell and rings it when the worker is dead."""
+
+    def __init__(self, process: WorkerProcess, bell: Doorbell) -> None:
+        self._stop = os.eventfd(0)
+        self._thread = threading.Thread(
+            target=_watch,
+            args=(os.dup(process.pidfd), self._stop, bell, process),
+            name=f"outboard-watch-{process.pid}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread. Its descriptors go with it."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._stop, 1)
+        self._thread.join(5.0)
+        os.close(self._stop)
+
+
+def _watch(pidfd: int, stop: int, bell: Doorbell, process: WorkerProcess) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(stop, select.POLLIN)
+    try:
+        while True:
+            ready = {fd for fd, _ in poll.poll(int(_TICK_S * 1e3))}
+            if stop in ready:
+                return
+            if pidfd in ready:
+                bell.wake(gone=True)
+                return
+            if bell.sleeping:
+                bell.wake()
+            with contextlib.suppress(OSError):
+                process.log.keep_small()
+    finally:
+        os.close(pidfd)
+
+
+class Worker:
+    """Owns everything that one worker is made of, and takes it apart in the right order."""
+
+    def __init__(self, command: Command) -> None:
+        self.process = WorkerProcess(command)
+        self.talk = Talk(Channel(self.process.control, self.process.pidfd))
+        self.data: Data | None = None
+        self._watcher: Watcher | None = None
+        self._ended = False
+
+    @property
+    def phase(self) -> Phase:
+        return self.talk.state.phase
+
+    def attached(self, data: Data) -> None:
+        self.data = data
+        self._watcher = Watcher(self.process, data.bell)
+
+    def last_words(self) -> OutboardError | None:
+        """What the worker said before it fell silent: its own account is the first cause."""
+        deadline = Deadline(_LAST_WORDS_S)
+        try:
+            while True:
+                message = self.talk.channel.receive(deadline)
+                if isinstance(message, Error):
+                    return raised(message)
+        except ProtocolError as error:
+            return error
+        except (PeerGone, DeadlinePassed):
+            return None
+
+    def leave(self, within_s: float) -> bool:
+        """CLOSE to BYE, then the end of the process. False when it did not end well in time."""
+        deadline = Deadline(within_s)
+        try:
+            if self.data is not None and not self._idle(deadline):
+                return False
+            self.talk.send(Close())
+            if self.data is not None:
+                request = self.data.block.request
+                request[shm.OPCODE] = int(Opcode.MAIL)
+                request[shm.SEQUENCE] += 1
+                self.data.bell.ring()
+            while not isinstance(self.talk.receive(deadline), Bye):
+                pass
+        except (OutboardError, PeerGone, DeadlinePassed, OSError):
+            return False
+        return self.process.dead(deadline.remaining_s())
+
+    def _idle(self, deadline: Deadline) -> bool:
+        """Wait for a command in flight: its opcode must stay until it is answered."""
+        assert self.data is not None
+        request, reply = self.data.block.request, self.data.block.reply
+        while request[shm.SEQUENCE] != reply[shm.SEQUENCE]:
+            if self.process.dead(0.001) or deadline.expired():
+                return False
+        return True
+
+    def end(self, grace_s: float, keep_log: bool) -> str:
+        """Take everything apart: ask, wait `grace_s`, kill, reap, release. How the process ended.
+
+        Idempotent; in a forked child of the host it releases and signals nobody.
+        """
+        if self._ended:
+            return self.process.exit_now()
+        self._ended = True
+        mine = os.getpid() == self.process.owner
+        left_well = mine and grace_s > 0 and self.leave(grace_s)
+        how = self.process.end()
+        if mine and self._watcher is not None:
+            self._watcher.stop()
+        if self.data is not None:
+            self.data.bell.close()
+        self.talk.channel.close()
+        if mine and left_well and not keep_log:
+            self.process.log.remove()
+        else:
+            self.process.log.close()
+        return how

@@ -1,0 +1,1 @@
+"""What both interpreters speak. Python 3.8; standard library, numpy, msgpack and posix_ipc only."""

@@ -1,0 +1,247 @@
+"""The bell: ring the other side, wait for its ring. The same on both sides.
+
+Ringing stores a sequence number in the shared block and posts a semaphore. Waiting polls the semaphore's
+*value* and then acquires it: POSIX orders memory at post and wait on every processor, no wake-up can be
+lost, and while both sides are awake nobody enters the kernel. The sequence number decides; a post is only
+a reason to look, so a stray post (`wake`) costs one look and can never be taken for an answer.
+
+A wait has four stages: look a few times; when recent waits were long, nap until shortly before the expected
+end; poll, giving the processor away between looks; sleep in bounded naps. Measurements behind the
+numbers: benchmarks/results/step.md.
+"""
+
+import contextlib
+import ctypes
+import os
+import secrets
+import time
+from typing import Any, Generator, Optional, Tuple
+
+import posix_ipc
+
+from .deadline import Deadline
+from .errors import DeadlinePassed, PeerGone
+
+# About 1.5 us of looking at 60 ns a look: an answer that comes while both are awake is found here.
+_QUICK_LOOKS = range(24)
+# Between two yields: about a microsecond. Polling without yields costs whole scheduler slices (4 ms
+# each way) when the scheduler has put both sides on one processor, as it likes to after a wake-up.
+_LOOKS_PER_YIELD = range(16)
+# A timed sleep ends 50 to 100 us late on a virtual machine, so the nap ends this much before the expected
+# end; long steps vary by some per cent, so the margin grows with them. 120 us and a tenth keep the wait at
+# 9 to 12 % of a core for steps of 1 to 20 ms.
+_MARGIN_NS = 120_000
+_MARGIN_FRACTION = 0.1
+# Polling past the expected end goes on for this many margins before sleeping: longer steals a core
+# from a worker that wants all of them.
+_POLL_MARGINS = 3
+# One sleep. Bounds how late a death or a deadline is seen should a post be missed.
+_NAP_S = 0.05
+# A nap that took this much longer than asked means that this process was stopped or the wall clock
+# was set; that time does not count against the peer.
+_SUSPENDED_S = 1.0
+
+_libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL: os.sched_yield drops it, and with a busy Python
+_yield = _libc.sched_yield  # thread beside us every drop costs a 5 ms switch interval
+_clock = time.monotonic_ns
+
+_PR_SET_TIMERSLACK = 29
+
+
+def sharpen_timer() -> None:
+    """Let this thread's timed sleeps end within 1 us instead of 50 us of the asked time."""
+    _libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+
+
+class History:
+    """What recent waits of one kind foretell: their lower envelope, in nanoseconds.
+
+    Falls at once, rises slowly, and at most doubles: one long wait (a reset, a compilation) among short
+    ones moves it little, and a nap that is too long costs one wake-up, not a lost ring.
+    """
+
+    __slots__ = ("low_ns",)
+
+    def __init__(self) -> None:
+        self.low_ns = 0
+
+    def note(self, waited_ns: int) -> None:
+        low = self.low_ns
+        if waited_ns < low:
+            self.low_ns = waited_ns
+        else:
+            self.low_ns = low + min((waited_ns - low) // 8, low + 20_000)
+
+
+class Doorbell:
+    """One side of the bell.
+
+    post      semaphore the peer waits on
+    listen    semaphore this side waits on
+    cell      one u64 of the block, written by the peer: the sequence number of its last ring
+    """
+
+    __slots__ = ("_cell", "_listen", "_post", "_torn", "gone", "ring", "sleeping")
+
+    def __init__(self, post: Any, listen: Any, cell: "memoryview") -> None:
+        self._post = post
+        self._listen = listen
+        self._cell = cell
+        self._torn = False  # a wait was left by an exception: its post may or may not be taken
+        self.gone = False  # the peer is dead; set by `wake`
+        self.sleeping = False  # in a sleep, where a watcher may have to call `wake`
+        self.ring = post.release  # the caller has stored the sequence number before
+
+    def wake(self, gone: bool = False) -> None:
+        """From another thread: make the waiting side look again; `gone`: the peer is dead."""
+        if gone:
+            self.gone = True
+        self._listen.release()
+
+    def interrupted(self) -> None:
+        """A wait was left by an exception, here or in the caller: the next one starts by looking."""
+        self._torn = True
+
+    def close(self) -> None:
+        self._post.close()
+        self._listen.close()
+
+    def wait(self, expected: int, history: History, timeout_s: float) -> None:
+        """Return once the peer rang with sequence number `expected`.
+
+        PeerGone when it is dead and did not, DeadlinePassed when it is silent. A KeyboardInterrupt may
+        leave at any instruction; calling again resumes.
+        """
+        if self._torn:
+            self._resume(expected, Deadline(timeout_s))
+            return
+        self._torn = True
+        listen = self._listen
+        for _ in _QUICK_LOOKS:
+            if listen.value:
+                listen.acquire()
+                if self._cell[0] == expected:
+                    history.low_ns = 0
+                    self._torn = False
+                    return
+                break
+        self._wait_long(expected, history, timeout_s)
+        self._torn = False
+
+    def _wait_long(self, expected: int, history: History, timeout_s: float) -> None:
+        deadline = Deadline(timeout_s)
+        started = _clock()
+        margin = max(_MARGIN_NS, int(history.low_ns * _MARGIN_FRACTION))
+        nap_ns = history.low_ns - margin
+        if not (
+            (nap_ns > margin // 2 and self._nap(nap_ns * 1e-9, expected))
+            or self._poll(_POLL_MARGINS * margin, expected)
+        ):
+            self._sleep(expected, deadline)
+        history.note(_clock() - started)
+
+    def _arrived(self, expected: int) -> bool:
+        """After a post was taken: was it the ring we wait for?"""
+        if self._cell[0] == expected:
+            return True
+        if self.gone:
+            raise PeerGone("the other side of the bell is gone")
+        return False
+
+    def _nap(self, seconds: float, expected: int) -> bool:
+        try:
+            self._listen.acquire(seconds)
+        except (posix_ipc.BusyError, posix_ipc.SignalError):
+            return False
+        return self._arrived(expected)
+
+    def _poll(self, budget_ns: int, expected: int) -> bool:
+        listen, end = self._listen, _clock() + budget_ns
+        while True:
+            for _ in _LOOKS_PER_YIELD:
+                if listen.value:
+                    listen.acquire()
+                    if self._arrived(expected):
+                        return True
+            if _clock() >= end:
+                return False
+            _yield()
+
+    def _sleep(self, expected: int, deadline: Deadline) -> None:
+        self.sleeping = True
+        try:
+            while True:
+                nap_s = min(_NAP_S, deadline.remaining_s())
+                before = _clock()
+                if self._nap(nap_s, expected):
+                    return
+                if self.gone:
+                    self._arrived(expected)
+                late_s = (_clock() - before) * 1e-9 - nap_s
+                if late_s > _SUSPENDED_S:
+                    deadline.forgive(late_s)
+                elif deadline.expired():
+                    # Look once more: the answer may have come while we were not running.
+                    if self._cell[0] == expected and self._nap(0, expected):
+                        return
+                    raise DeadlinePassed
+        finally:
+            self.sleeping = False
+
+    def _resume(self, expected: int, deadline: Deadline) -> None:
+        """Go on after an interrupted wait, which may have taken the post and not said so."""
+        while self._cell[0] != expected:
+            try:
+                self._sleep(expected, deadline)
+                break
+            except DeadlinePassed:
+                if self._cell[0] != expected:
+                    raise
+        with contextlib.suppress(posix_ipc.BusyError):
+            while True:  # a post of this ring that is still there; acquiring also orders memory
+                self._listen.acquire(0)
+        self._torn = False
+
+
+# -- the two semaphores ------------------------------------------------------------------------------
+
+_PREFIX = "/outboard-"
+_STALE_S = 300.0  # nobody takes five minutes between creating and unlinking
+
+
+@contextlib.contextmanager
+def semaphore_pair() -> Generator[Tuple[Any, Any, str, str], None, None]:
+    """(go, done, go_name, done_name). The names exist only inside the `with`: both sides must have
+    opened them by its end. A kill inside leaves two 32-byte files, which `remove_stale` takes away."""
+    remove_stale()
+    stem = _PREFIX + secrets.token_hex(12)
+    made = []
+    try:
+        for suffix in ("-g", "-d"):
+            name = stem + suffix
+            made.append(posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0))
+        yield made[0], made[1], stem + "-g", stem + "-d"
+    finally:
+        for semaphore in made:
+            with contextlib.suppress(posix_ipc.ExistentialError):
+                semaphore.unlink()
+
+
+def open_semaphores(go_name: str, done_name: str) -> Tuple[Any, Any]:
+    return posix_ipc.Semaphore(go_name), posix_ipc.Semaphore(done_name)
+
+
+def remove_stale(folder: str = "/dev/shm", now_s: Optional[float] = None) -> int:
+    """Unlink our own semaphores that a killed start left behind minutes ago. Returns how many."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if not entry.name.startswith("sem." + _PREFIX[1:]):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                age_s = (time.time() if now_s is None else now_s) - status.st_mtime
+                if status.st_uid == os.getuid() and age_s > _STALE_S:
+                    os.unlink(entry.path)
+                    removed += 1
+    return removed

@@ -1,0 +1,147 @@
+"""`fake`: arithmetic instead of physics, deterministic in every bit, with scripted faults.
+
+One environment has `nu` joints on a fixed base; qpos follows ctrl at a fixed rate. For tests and benchmarks
+of everything that is not a simulator. Options (Cfg of the same names in `backends/fake.py`):
+
+    nu             number of joints (default 4)
+    work_us        how long a step takes, busy; work_vary: relative variation, 0.2 = +-20 %
+    fault, fault_at, fault_step   what goes wrong, in "build", "step", "close" (see `_misbehave`)
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from typing import Sequence, Tuple
+
+import numpy as np
+
+from ..ipc.device import DeviceReport, cpu_report
+from ..ipc.layout import ENV_NONFINITE, Sizes
+from ..ipc.messages import Init, ModelFacts, Render
+from .simulator import Fields, Progress, Simulator
+
+_RATE = 2.0  # 1/s: qvel = _RATE * (ctrl - qpos)
+
+
+class FakeSimulator(Simulator):
+    engine = "fake"
+    engine_version = "1"
+
+    def build(self, init: Init, progress: Progress) -> ModelFacts:
+        options = init.options
+        nu = int(options.get("nu", 4))
+        self.work_ns = float(options.get("work_us", 0.0)) * 1e3  # type: ignore[arg-type]
+        self.vary = float(options.get("work_vary", 0.0))  # type: ignore[arg-type]
+        self.fault = str(options.get("fault", ""))
+        self.fault_at = str(options.get("fault_at", "step"))
+        self.fault_step = int(options.get("fault_step", 1))
+        self.random = random.Random(init.seed)
+        self.dt = (init.dt or 0.01) * init.decimation
+        self.steps = 0
+        self.default = np.linspace(-0.2, 0.2, nu, dtype=np.float32)
+        self.qpos = np.tile(self.default, (init.num_envs, 1))
+        self.qvel = np.zeros_like(self.qpos)
+        self.target = self.qpos.copy()
+        for done in range(3):
+            progress("building", done + 1, 3)
+        if self.fault_at == "build":
+            self._misbehave()
+        names = tuple(f"joint{i}" for i in range(nu))
+        return ModelFacts(
+            sizes=Sizes(init.num_envs, nu, nu, nu, nu),
+            timestep=init.dt or 0.01,
+            floating_base=False,
+            body_names=tuple(f"link{i}" for i in range(nu)),
+            joint_names=names,
+            actuator_names=names,
+            default_qpos=tuple(map(float, self.default)),
+            default_qvel=(0.0,) * nu,
+            default_ctrl=tuple(map(float, self.default)),
+            joint_range=(-3.0, 3.0) * nu,
+            ctrl_range=(-3.0, 3.0) * nu,
+            kp=(1.0,) * nu,
+            kv=(0.0,) * nu,
+            force_range=(-float("inf"), float("inf")) * nu,
+            env_origins=b"",
+            not_reproduced=("physics",),
+        )
+
+    @property
+    def capabilities(self) -> Tuple[str, ...]:
+        return ("qpos", "qvel", "body_pos", "render", "set_property:rate")
+
+    def report_device(self) -> DeviceReport:
+        return cpu_report("qpos")
+
+    def bind(self, banks: Sequence[Fields]) -> None:
+        self.ctrl = banks[0]["ctrl"]
+        self.banks = banks
+
+    def step(self, bank: int) -> int:
+        self.steps += 1
+        if self.fault and self.fault_at == "step" and self.steps == self.fault_step:
+            self._misbehave()
+        if self.work_ns:
+            work_ns = self.work_ns * (1 + self.vary * (2 * self.random.random() - 1))
+            end = time.perf_counter_ns() + work_ns
+            while time.perf_counter_ns() < end:
+                pass
+        np.copyto(self.target, self.ctrl)
+        self.qvel = np.float32(_RATE) * (self.target - self.qpos)
+        self.qpos = self.qpos + np.float32(self.dt) * self.qvel
+        return self.publish(bank)
+
+    def publish(self, bank: int) -> int:
+        fields = self.banks[bank]
+        if "qpos" in fields:
+            np.copyto(fields["qpos"], self.qpos)
+        if "qvel" in fields:
+            np.copyto(fields["qvel"], self.qvel)
+        if "body_pos" in fields:
+            fields["body_pos"][:] = self.qpos[:, :, None]
+        bad = ~np.isfinite(self.qpos).all(axis=1)
+        fields["env_flags"][:] = np.where(bad, ENV_NONFINITE, 0)
+        return int(bad.sum())
+
+    def set_state(self, env_ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        self.qpos[env_ids] = qpos
+        self.qvel[env_ids] = qvel
+        self.target[env_ids] = qpos
+
+    def reset(self, env_ids: np.ndarray) -> None:
+        self.qpos[env_ids] = self.default
+        self.qvel[env_ids] = 0
+        self.target[env_ids] = self.default
+
+    def set_property(self, name: str, env_ids: np.ndarray, values: np.ndarray) -> None:
+        self.qpos[env_ids] += values  # visible at the next step: enough to test the way here
+
+    def render(self, request: Render) -> np.ndarray:
+        picture = np.zeros((request.height, request.width, 3), np.uint8)
+        picture[..., 0] = request.env_id
+        return picture
+
+    def close(self) -> None:
+        if self.fault_at == "close":
+            self._misbehave()
+
+    def _misbehave(self) -> None:
+        """One of: SIGKILL, SIGSEGV, SIGSTOP, exit:N, hang, slow:SECONDS, raise, flood, oom."""
+        kind, _, value = self.fault.partition(":")
+        if kind.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, kind))
+            time.sleep(3600 if kind != "SIGSTOP" else 0)
+        elif kind == "exit":
+            os._exit(int(value))
+        elif kind == "hang":
+            time.sleep(3600)
+        elif kind == "slow":
+            time.sleep(float(value))
+        elif kind == "raise":
+            raise RuntimeError(value or "scripted fault")
+        elif kind == "flood":
+            for _ in range(10):
+                os.write(1, b"x" * (1 << 20))
+            sys.stdout.write("flooded\n")

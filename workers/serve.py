@@ -1,0 +1,318 @@
+"""The worker's life, written once for every simulator: HELLO, INIT, ATTACH, READY, commands, BYE."""
+
+import argparse
+import os
+import platform
+import socket
+import sys
+import time
+import traceback
+from typing import Any, Callable, List, NoReturn, Optional
+
+import msgpack
+import numpy as np
+
+from ..ipc import cuda_driver, doorbell, shm
+from ..ipc.channel import Channel
+from ..ipc.deadline import Deadline
+from ..ipc.errors import (
+    DeadlinePassed,
+    DevicePlanError,
+    OutboardError,
+    PeerGone,
+    ProtocolError,
+    SceneError,
+    UsageError,
+    WorkerLaunchError,
+)
+from ..ipc.layout import Layout
+from ..ipc.messages import (
+    Attach,
+    Bye,
+    Close,
+    Error,
+    Hello,
+    Init,
+    InitReply,
+    Message,
+    Opcode,
+    Progress,
+    Ready,
+    Render,
+    RenderReply,
+    SetProperty,
+    SetPropertyReply,
+    Status,
+    Where,
+    WhereReply,
+)
+from ..ipc.states import RING, TABLE, Conversation, Role
+from . import lifeline, stdio
+from .simulator import Simulator, load
+
+# The host decides how long things may take and kills; a worker only must not wait for ever on a host
+# that lives and does not read.
+_SEND_S = 60.0
+_PROGRESS_EVERY_S = 0.25
+
+_FAULTS = (
+    (SceneError, "scene"),
+    (UsageError, "usage"),
+    (ProtocolError, "protocol"),
+    (DevicePlanError, "device"),
+    (WorkerLaunchError, "launch"),
+    (ImportError, "launch"),
+)
+
+
+class _Closed(Exception):
+    """The host asked us to leave."""
+
+
+def hello(simulator: str) -> Hello:
+    gpus, why_not = cuda_driver.survey()
+    return Hello(
+        python=platform.python_version(),
+        executable=sys.executable or "",
+        numpy=np.__version__,
+        msgpack=".".join(map(str, msgpack.version)),
+        pid=os.getpid(),
+        simulator=simulator,
+        source=os.path.dirname(os.path.abspath(shm.__file__)),
+        # Echoed unread: the host compares them with what it sent.
+        mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        order=os.environ.get("CUDA_DEVICE_ORDER"),
+        gpus=gpus,
+        driver=why_not,
+    )
+
+
+class Worker:
+    """One conversation with one host."""
+
+    def __init__(self, channel: Channel, simulator: str) -> None:
+        self.channel = channel
+        self.name = simulator
+        self.talk = Conversation(Role.WORKER)
+        self.simulator: Optional[Simulator] = None
+        self.bell: Optional[doorbell.Doorbell] = None
+        self.answered = 0  # sequence number of the last answer
+        self._last_progress = ("", 0.0)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        self.talk.sent(type(message).__name__)
+        self.channel.send(message, Deadline(_SEND_S))
+
+    def receive(self) -> Message:
+        """The next message; waits as long as the host lives. _Closed when it is CLOSE."""
+        message = self.channel.receive(Deadline(float("inf")))
+        self.talk.received(type(message).__name__)
+        if isinstance(message, Close):
+            raise _Closed
+        return message
+
+    def expect(self, kind: type) -> Any:
+        message = self.receive()
+        if not isinstance(message, kind):
+            raise ProtocolError(f"{type(message).__name__} where {kind.__name__} belongs")
+        return message
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Throttled: a loop over thousands of environments may call it every turn."""
+        now = time.monotonic()
+        last_stage, last_s = self._last_progress
+        if stage == last_stage and now - last_s < _PROGRESS_EVERY_S and done != total:
+            return
+        self._last_progress = (stage, now)
+        self.send(Progress(stage, done, total))
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """The whole life; returns the exit code."""
+        try:
+            self.channel.send_preamble(Deadline(_SEND_S))
+            self.send(hello(self.name))
+            self.serve_commands(self.attach(self.build(self.expect(Init))))
+        except _Closed:
+            self.send(Bye())
+            self.close_simulator()
+            return 0
+        except (PeerGone, DeadlinePassed):
+            return 0  # the host is gone: nobody is left to tell
+        except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+            traceback.print_exc()
+            self.report(error)
+            return 1
+        raise AssertionError("serve_commands returns only by an exception")
+
+    def close_simulator(self) -> None:
+        if self.simulator is not None:
+            self.simulator.close()
+
+    def report(self, error: Exception) -> None:
+        """Tell the host, then answer a command that may be in flight with FAILED."""
+        fault = next((name for cls, name in _FAULTS if isinstance(error, cls)), "worker")
+        text = error.message if isinstance(error, OutboardError) else str(error)
+        tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        phase = self.talk.phase.value
+        try:
+            self.send(Error(phase, fault, type(error).__name__, text[:8000], tail[-16000:]))
+            if self.bell is not None:
+                self.answer_failed()
+        except (PeerGone, DeadlinePassed, UsageError):
+            pass
+
+    def build(self, init: Init) -> Init:
+        self.simulator = load(self.name)()
+        facts = self.simulator.build(init, self.progress)
+        reply = InitReply(
+            device=self.simulator.report_device(),
+            model=facts,
+            capabilities=tuple(self.simulator.capabilities),
+            engine=self.simulator.engine,
+            engine_version=self.simulator.engine_version,
+            notes=tuple(self.simulator.notes),
+        )
+        missing = [name for name in init.publish if name not in reply.capabilities]
+        if missing:
+            raise UsageError(
+                "{} cannot publish {}; it publishes {}".format(
+                    reply.engine, ", ".join(missing), ", ".join(reply.capabilities)
+                )
+            )
+        self.send(reply)
+        return init
+
+    def attach(self, init: Init) -> shm.Block:
+        assert self.simulator is not None
+        attach: Attach = self.expect(Attach)
+        (fd,) = self.channel.take_fds(1)
+        try:
+            if attach.nonce != init.nonce:
+                raise ProtocolError("ATTACH carries another nonce than INIT")
+            layout = Layout(attach.sizes, attach.publish, attach.banks)
+            if layout.fingerprint != attach.fingerprint:
+                raise ProtocolError("the layout's fingerprint is not the host's")
+            block = shm.attach(fd, layout, attach.nonce)
+        finally:
+            os.close(fd)
+        go, done = doorbell.open_semaphores(attach.go_name, attach.done_name)
+        self.block = block
+        self.bell = doorbell.Doorbell(done, go, block.request[shm.SEQUENCE : shm.SEQUENCE + 1])
+        self.simulator.bind(block.fields)
+        self.simulator.publish(0)
+        self.send(Ready(attach.nonce, layout.fingerprint))
+        return block
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def serve_commands(self, block: shm.Block) -> NoReturn:
+        """The hot path. One bell, one command, one answer; leaves only by an exception."""
+        assert self.simulator is not None and self.bell is not None
+        simulator, bell, request, reply = self.simulator, self.bell, block.request, block.reply
+        step, wait, ring = simulator.step, bell.wait, bell.ring
+        clock, never, talk = time.perf_counter_ns, float("inf"), self.talk
+        # The table is asked once: a look-up per step costs 0.4 us.
+        ready, busy = talk.phase, TABLE[talk.phase, RING].to
+        history = doorbell.History()
+        others = self.other_commands(block)
+        doorbell.sharpen_timer()
+        sequence = 0
+        while True:
+            sequence += 1
+            wait(sequence, history, never)
+            opcode = request[shm.OPCODE]
+            bank = request[shm.BANK]
+            started = clock()
+            if opcode == 1:  # Opcode.STEP, without the enum's cost
+                talk.phase = busy
+                flagged = step(bank)
+                talk.phase = ready
+            elif opcode == 5:  # Opcode.MAIL: the message itself is the event
+                flagged = self.answer_mail()
+            else:
+                talk.phase = busy
+                flagged = others[opcode if opcode < len(others) else 0](bank)
+                talk.phase = ready
+            reply[shm.SIM_NS] = clock() - started
+            reply[shm.FLAGGED] = flagged
+            reply[shm.REPLY_BANK] = bank
+            reply[shm.STATUS] = 1  # Status.DONE
+            reply[shm.SEQUENCE] = self.answered = sequence
+            ring()
+
+    def other_commands(self, block: shm.Block) -> List[Callable[[int], int]]:
+        """Index = opcode."""
+        assert self.simulator is not None
+        simulator, request, fields = self.simulator, block.request, block.fields[0]
+        ids, new_qpos, new_qvel = fields["env_ids"], fields["set_qpos"], fields["set_qvel"]
+
+        def step_reset(bank: int) -> int:
+            simulator.reset(ids[: request[shm.COUNT]])
+            return simulator.step(bank)
+
+        def set_state(bank: int) -> int:
+            n = request[shm.COUNT]
+            simulator.set_state(ids[:n], new_qpos[:n], new_qvel[:n])
+            return simulator.publish(bank)
+
+        def reset(bank: int) -> int:
+            simulator.reset(ids[: request[shm.COUNT]])
+            return simulator.publish(bank)
+
+        def unknown(bank: int) -> int:
+            raise ProtocolError(f"opcode {request[shm.OPCODE]} is not known")
+
+        table = {
+            Opcode.STEP_RESET: step_reset,
+            Opcode.SET_STATE: set_state,
+            Opcode.RESET: reset,
+        }
+        return [unknown] + [table.get(code, unknown) for code in Opcode]
+
+    def answer_mail(self) -> int:
+        """One message, one reply. CLOSE leaves by _Closed."""
+        assert self.simulator is not None
+        message = self.receive()
+        if isinstance(message, Where):
+            self.send(WhereReply(self.simulator.report_device()))
+        elif isinstance(message, SetProperty):
+            env_ids = np.array(message.env_ids, np.int32)
+            values = np.frombuffer(message.values, "<f4").reshape(len(env_ids), -1)
+            self.simulator.set_property(message.name, env_ids, values)
+            self.send(SetPropertyReply(message.name))
+        elif isinstance(message, Render):
+            picture = np.ascontiguousarray(self.simulator.render(message), np.uint8)
+            if picture.shape != (message.height, message.width, 3):
+                raise ValueError(f"render() gave an array of shape {picture.shape}")
+            self.send(RenderReply(message.width, message.height, picture.tobytes()))
+        else:
+            raise ProtocolError(f"{type(message).__name__} is no mail")
+        return 0
+
+    def answer_failed(self) -> None:
+        """After an Error message: ring, so that a host that waits at the bell looks at the channel."""
+        assert self.bell is not None
+        reply = self.block.reply
+        reply[shm.STATUS] = int(Status.FAILED)
+        reply[shm.SEQUENCE] = self.answered + 1
+        self.bell.ring()
+
+
+def main(argv: List[str]) -> NoReturn:
+    """Entry of `workers/__main__.py`; ends the process without interpreter teardown, in which some
+    simulators crash after all work is done (EGL, PhysX)."""
+    parser = argparse.ArgumentParser(prog="outboard worker", add_help=False)
+    parser.add_argument("--fd", type=int, required=True)  # the control socket
+    parser.add_argument("--simulator", required=True)
+    parser.add_argument("--site", default="")  # read by __main__.py
+    args = parser.parse_args(argv)
+    control = socket.socket(fileno=stdio.take_away(args.fd))
+    lifeline.hold(control)
+    code = Worker(Channel(control), args.simulator).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
