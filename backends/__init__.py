@@ -15,8 +15,10 @@ from ..ipc.errors import (
 )
 from .backend import Backend
 from .custom import CustomBackend, CustomCfg
+from .device_plan import DevicePlan
 from .fake import FakeBackend, FakeCfg
 from .mujoco import MuJoCoBackend, MuJoCoCfg
+from .rank_plan import RankPlan
 from .state import Model, State, Timings
 from .traits import Traits
 
@@ -25,6 +27,7 @@ __all__ = [
     "CustomBackend",
     "CustomCfg",
     "DeviceMismatchError",
+    "DevicePlan",
     "DevicePlanError",
     "ErrorReport",
     "FakeBackend",
@@ -34,6 +37,7 @@ __all__ = [
     "MuJoCoCfg",
     "OutboardError",
     "ProtocolError",
+    "RankPlan",
     "SceneError",
     "State",
     "Timings",

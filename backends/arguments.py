@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..ipc.device import CPU
 from ..ipc.errors import SceneError, UsageError
 from ..ipc.layout import check_publish
 from ..ipc.messages import NONCE_BYTES, Init, Scalar
-from .device_plan import resolve_device
+from .device_plan import check_against_launcher, resolve_device
 from .launch import Order
 from .state import Floats
 from .traits import Traits
@@ -99,6 +100,10 @@ def order(
 ) -> Order:
     """The arguments of a Backend as one checked record."""
     plan = resolve_device(device)
+    if not (traits.cpu if plan.device.kind == CPU else traits.gpu):
+        other = "a GPU" if plan.device.kind == CPU else 'device="cpu"'
+        raise UsageError(f"{simulator} cannot run on {plan}; give it {other}")
+    check_against_launcher(plan)
     if transport not in ("auto", "block", "cuda"):
         raise UsageError(f"transport={transport!r} must be 'auto', 'block' or 'cuda'")
     for name, value in (env or {}).items():
@@ -140,7 +145,7 @@ def order(
 def put_ctrl(into: Floats, ctrl: ArrayLike) -> None:
     """Copy `ctrl` into the block: the one copy on the way in. UsageError names shape or dtype."""
     if isinstance(ctrl, np.ndarray) and ctrl.dtype == into.dtype and ctrl.shape == into.shape:
-        np.copyto(into, ctrl)
+        into[...] = ctrl
         return
     array = np.asarray(ctrl)
     if array.shape != into.shape:
@@ -152,18 +157,41 @@ def put_ctrl(into: Floats, ctrl: ArrayLike) -> None:
     np.copyto(into, array, casting="same_kind" if array.dtype.kind == "f" else "unsafe")
 
 
-def require_finite(ctrl: Floats) -> None:
-    """UsageError names the environments whose ctrl is NaN or infinite.
+# OpenBLAS runs a dot product of more elements in several threads, whose wake-up would fight with the
+# worker for its cores.
+_DOT_LIMIT = 10_000
+# As integers, +inf and every positive NaN are at least 0x7f800000, -inf and every negative NaN at
+# least 0xff800000 unsigned.
+_INF_BITS, _NEGATIVE_INF_BITS = 0x7F800000, 0xFF800000
 
-    A sum is NaN or infinite when any term is; it takes one pass over memory that was just written.
-    Large finite values can overflow it, so a bad sum is only a reason to look closely.
+
+def finite_check(ctrl: Floats) -> Callable[[], None]:
+    """A function that raises UsageError when the block's `ctrl` holds NaN or infinity, naming the
+    environments.
+
+    Small arrays: one dot product of the array with itself (0.9 us; a large finite value may overflow it,
+    so a bad product is only a reason to look closely). Large ones: two integer maxima, exact and without
+    threads (14 us for 4096 x 29; isfinite().all() takes 23).
     """
-    if math.isfinite(np.add.reduce(ctrl, axis=None)):
-        return
-    bad = np.flatnonzero(~np.isfinite(ctrl).all(axis=1))
-    if len(bad):
-        ids = ", ".join(map(str, bad[:20])) + (", ..." if len(bad) > 20 else "")
-        raise UsageError(f"ctrl is NaN or infinite in environments {ids}; nothing was sent")
+    flat = ctrl.reshape(-1)
+    as_int, as_uint = flat.view(np.int32), flat.view(np.uint32)
+    maximum, dot, isfinite = np.maximum.reduce, np.vdot, math.isfinite
+
+    def look() -> None:
+        bad = np.flatnonzero(~np.isfinite(ctrl).all(axis=1))
+        if len(bad):
+            ids = ", ".join(map(str, bad[:20])) + (", ..." if len(bad) > 20 else "")
+            raise UsageError(f"ctrl is NaN or infinite in environments {ids}; nothing was sent")
+
+    def small() -> None:
+        if not isfinite(dot(flat, flat)):
+            look()
+
+    def large() -> None:
+        if maximum(as_int) >= _INF_BITS or maximum(as_uint) >= _NEGATIVE_INF_BITS:
+            look()
+
+    return small if flat.size <= _DOT_LIMIT else large
 
 
 def env_ids(envs: Any, everyone: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -139,7 +139,7 @@ def _as_text(device: object) -> str:
     if isinstance(device, (bool, int)):
         raise UsageError(
             f"device={device!r}: a bare number does not say who counts (nvidia-smi, "
-            f'CUDA_VISIBLE_DEVICES or torch); {ACCEPTED}, or RankPlan.from_host_indices([1], rank=0)'
+            f"CUDA_VISIBLE_DEVICES or torch); {ACCEPTED}, or RankPlan.from_host_indices([1], rank=0)"
         )
     kind, index = getattr(device, "type", None), getattr(device, "index", None)
     if kind == CPU:
@@ -147,5 +147,7 @@ def _as_text(device: object) -> str:
     if kind == "cuda" and isinstance(index, int):
         return f"cuda:{index}"
     if kind == "cuda":
-        raise UsageError(f"device={device!r} has no index: it means whatever is current; {ACCEPTED}")
+        raise UsageError(
+            f"device={device!r} has no index: it means whatever is current; {ACCEPTED}"
+        )
     raise UsageError(f"device={device!r} names no device; {ACCEPTED}")

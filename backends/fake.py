@@ -19,9 +19,10 @@ class FakeCfg(Cfg):
     fault: str = ""
     fault_at: str = "step"
     fault_step: int = 1
+    lie: str = ""
 
 
 class FakeBackend(Backend):
     simulator = "fake"
-    traits = Traits(init_s=10.0, init_hard_s=30.0)
+    traits = Traits(init_s=10.0, init_hard_s=30.0, gpu=True)
     cfg_type = FakeCfg

@@ -98,7 +98,7 @@ class Talk:
         return message
 
 
-def hear_hello(talk: Talk, plan: DevicePlan, source: str) -> Hello:
+def hear_hello(talk: Talk, mask: str, source: str) -> Hello:
     """Preamble and HELLO: version, source and mask must be what this host sent."""
     deadline = Deadline(HELLO_S)
     try:
@@ -116,9 +116,9 @@ def hear_hello(talk: Talk, plan: DevicePlan, source: str) -> Hello:
         ) from None
     if os.path.realpath(hello.source) != os.path.realpath(source):
         raise ProtocolError(f"the worker runs {hello.source}, this host {source}")
-    if hello.mask != plan.mask:
+    if hello.mask != mask:
         raise DeviceMismatchError(
-            f"CUDA_VISIBLE_DEVICES was sent as {plan.mask!r} and arrived as {hello.mask!r}: "
+            f"CUDA_VISIBLE_DEVICES was sent as {mask!r} and arrived as {hello.mask!r}: "
             "something between this process and the worker sets it (a wrapper script around the "
             "interpreter, a sitecustomize). Remove that"
         )
@@ -160,16 +160,13 @@ def check_facts(init: Init, reply: InitReply) -> None:
         raise UsageError(f"{reply.engine} cannot publish {', '.join(missing)}")
 
 
-def judge(plan: DevicePlan, hello: Hello, report: DeviceReport) -> None:
-    """The verdict on measured evidence: DeviceMismatchError with plan, report, and masks."""
-    from .verdict import difference
-
-    wrong = difference(plan, hello, report)
+def require(plan: DevicePlan, mask: str, hello: Hello, report: DeviceReport, wrong: str) -> None:
+    """DeviceMismatchError with plan, report, and the mask sent and seen, when something is wrong."""
     if wrong:
         raise DeviceMismatchError(
-            f"{wrong}. Plan: {plan} ({plan.why}). Report: {report.kind} {report.local} "
-            f"{report.uuid} by {report.evidence} {report.buffer!r}. Mask sent {plan.mask!r}, "
-            f"seen {hello.mask!r}"
+            f"{wrong}.\n  plan: {plan} ({plan.why})\n  report: {report.kind} {report.local} "
+            f"{report.uuid} by {report.evidence} {report.buffer!r}; driver: {report.driver or 'ok'}"
+            f"\n  mask sent: {mask!r}, seen: {hello.mask!r}"
         )
 
 

@@ -17,7 +17,7 @@ from .traits import Traits
 # What `ipc` imports in the foreign interpreter. The newest of each that still has a Python 3.8 build is
 # found by that interpreter's own pip.
 WORKER_PACKAGES = ("numpy", "msgpack", "posix_ipc")
-_OLDEST = (3, 8)
+OLDEST = (3, 8)
 _PROBE_S = 30.0
 
 _PROBE = """
@@ -60,7 +60,7 @@ class Inspection:
 
     @property
     def good(self) -> bool:
-        return not (self.problem or self.missing) and self.version >= _OLDEST
+        return not (self.problem or self.missing) and self.version >= OLDEST
 
 
 def locate(python: str | None) -> str:
@@ -78,10 +78,13 @@ def locate(python: str | None) -> str:
     return os.path.abspath(found)
 
 
-def inspect(python: str, packages: tuple[str, ...] = WORKER_PACKAGES) -> Inspection:
-    """Ask an interpreter what it is and has. Never raises: the answer says what is wrong."""
-    site = site_folder(python)
-    argv = [python, "-E", "-s", "-c", _PROBE, json.dumps([str(site)]), json.dumps(list(packages))]
+def inspect(
+    python: str, packages: tuple[str, ...] = WORKER_PACKAGES, site: Path | None = None
+) -> Inspection:
+    """Ask an interpreter what it is and has, its worker site (or `site`) included. Never raises: the
+    answer says what is wrong."""
+    folders = [str(site_folder(python) if site is None else site)]
+    argv = [python, "-E", "-s", "-B", "-c", _PROBE, json.dumps(folders), json.dumps(list(packages))]
     said = ""
     try:
         done = subprocess.run(
@@ -117,9 +120,9 @@ def explain(python: str, traits: Traits) -> str:
     seen = inspect(python, WORKER_PACKAGES)
     if seen.problem:
         return f"{python} {seen.problem}"
-    if seen.version < _OLDEST:
+    if seen.version < OLDEST:
         version = ".".join(map(str, seen.version))
-        return f"{python} is Python {version}; a worker needs {_OLDEST[0]}.{_OLDEST[1]} or newer"
+        return f"{python} is Python {version}; a worker needs {OLDEST[0]}.{OLDEST[1]} or newer"
     if seen.missing:
         return (
             f"{python} lacks {', '.join(seen.missing)}. Run: {setup_line(python)}\n"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ipc import shm
-from ..ipc.device import DeviceReport
+from ..ipc.device import CPU, DeviceReport
 from ..ipc.errors import (
     ErrorReport,
     OutboardError,
@@ -24,9 +24,12 @@ from ..ipc.errors import (
 from ..ipc.layout import Layout
 from ..ipc.messages import Hello, Init, InitReply, Progress
 from ..ipc.states import Phase
-from . import handshake, interpreters, process
+from . import handshake, interpreters, process, witness
 from .device_plan import DevicePlan
+from .gpu_lock import GpuLock
 from .traits import Traits
+from .verdict import Verdict, judge
+from .visibility import MASK
 from .worker import Worker
 
 LOG = logging.getLogger("outboard")
@@ -57,16 +60,21 @@ class Opened:
     worker: Worker
     hello: Hello
     reply: InitReply
-    device_words: str
+    verdict: Verdict
+    lock: GpuLock | None
     opened_s: float  # from spawn to READY
 
 
-def _command(order: Order) -> process.Command:
+def worker_command(order: Order) -> process.Command:
+    """Interpreter, arguments and environment of the worker that `order` asks for."""
     python = interpreters.locate(order.python)
     site = interpreters.site_folder(python)
     env = process.environment(
         os.environ,
-        mask=order.plan.mask,
+        device=order.plan.worker_variables(
+            uuid_tokens=order.traits.uuid_tokens, graphics=order.init.render
+        ),
+        libraries=process.driver_folders(os.environ),
         passed=order.traits.pass_env,
         fixed=dict(order.traits.set_env),
         render=order.init.render,
@@ -82,16 +90,39 @@ def _command(order: Order) -> process.Command:
     )
 
 
-def open_worker(order: Order, block: shm.Block | None) -> Opened:
-    """Spawn to READY. On any failure nothing is left behind, and the error carries the report."""
+def open_worker(order: Order, before: Opened | None) -> Opened:
+    """Spawn to READY. On any failure nothing is left behind, and the error carries the report.
+
+    before: the same backend's last worker, whose memory and lock the new one takes over.
+    """
+    if before is not None:
+        data = before.worker.data
+        return _open_locked(order, before.lock, None if data is None else data.block)
+    lock = _lock(order)
+    try:
+        return _open_locked(order, lock, None)
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
+
+
+def _lock(order: Order) -> GpuLock | None:
+    """A GPU belongs to one process of this host, before anything is started on it."""
+    if order.plan.device.kind == CPU:
+        return None
+    return GpuLock.acquire(order.plan.device.uuid, order.init.rank, share=order.share)
+
+
+def _open_locked(order: Order, lock: GpuLock | None, block: shm.Block | None) -> Opened:
     started_s = time.monotonic()
-    worker = Worker(_command(order))
+    worker = Worker(worker_command(order))
     try:
         hello = _hear(worker, order)
         init = dataclasses.replace(order.init, nonce=handshake.new_nonce())
         reply = handshake.initialise(worker.talk, init, order.traits, _log_progress(order))
         handshake.check_facts(init, reply)
-        handshake.judge(order.plan, hello, reply.device)
+        verdict = _judged(order, worker, hello, reply.device)
         layout = Layout(reply.model.sizes, init.publish, order.banks)
         worker.attached(handshake.attach(worker.talk, init, layout, block))
     except OutboardError as error:
@@ -104,19 +135,33 @@ def open_worker(order: Order, block: shm.Block | None) -> Opened:
     except BaseException:  # KeyboardInterrupt while building
         worker.end(0.0, keep_log=True)
         raise
-    opened = Opened(
-        worker, hello, reply, _device_words(order.plan, reply.device), time.monotonic() - started_s
-    )
+    opened = Opened(worker, hello, reply, verdict, lock, time.monotonic() - started_s)
     LOG.info(
         "READY rank=%d pid=%d simulator=%s device=%r seconds=%.3f",
-        init.rank, hello.pid, order.simulator, opened.device_words, opened.opened_s,
+        init.rank, hello.pid, order.simulator, device_words(order, opened), opened.opened_s,
     )  # fmt: skip
     return opened
 
 
+def _judged(order: Order, worker: Worker, hello: Hello, report: DeviceReport) -> Verdict:
+    """The verdict on a report. DeviceMismatchError when it contradicts the plan."""
+    mask = worker.process.command.env[MASK]
+    sighting = witness.look(hello.pid, has_context=report.kind != CPU)
+    verdict = judge(order.plan, hello, report, sighting, order.traits)
+    handshake.require(order.plan, mask, hello, report, verdict.wrong)
+    return verdict
+
+
+def judged_again(order: Order, opened: Opened, report: DeviceReport) -> Opened:
+    """A later measurement of the same worker. DeviceMismatchError."""
+    verdict = _judged(order, opened.worker, opened.hello, report)
+    reply = dataclasses.replace(opened.reply, device=report)
+    return dataclasses.replace(opened, reply=reply, verdict=verdict)
+
+
 def _hear(worker: Worker, order: Order) -> Hello:
     source = str(process.entry_file().parent.parent / "ipc")
-    hello = handshake.hear_hello(worker.talk, order.plan, source)
+    hello = handshake.hear_hello(worker.talk, worker.process.command.env[MASK], source)
     LOG.info("HELLO rank=%d pid=%d python=%s", order.init.rank, hello.pid, hello.python)
     return hello
 
@@ -167,17 +212,15 @@ def error_report(order: Order, worker: Worker, phase: str) -> ErrorReport:
     )
 
 
-def _device_words(plan: DevicePlan, report: DeviceReport) -> str:
-    if report.kind == "cpu":
+def device_words(order: Order, opened: Opened) -> str:
+    """Where the simulator is and how that is known, in one line."""
+    report = opened.reply.device
+    if report.kind == CPU:
         return f"cpu; {report.buffer} lies in host memory"
     return (
-        f"{plan.host or 'hidden here'} = {report.uuid} (worker {report.local}); "
-        f"{report.buffer} is there ({report.evidence})"
+        f"{order.plan} (worker {report.local}); {report.buffer} is there ({report.evidence}); "
+        f"{opened.verdict.witness}"
     )
-
-
-def judged_again(opened: Opened, report: DeviceReport, plan: DevicePlan | None = None) -> Opened:
-    return dataclasses.replace(opened, reply=dataclasses.replace(opened.reply, device=report))
 
 
 def report(order: Order, opened: Opened, phase: Phase) -> dict[str, Any]:
@@ -193,12 +236,13 @@ def report(order: Order, opened: Opened, phase: Phase) -> dict[str, Any]:
         "device_plan": {
             **dataclasses.asdict(order.plan.device),
             "host": order.plan.host,
-            "mask": order.plan.mask,
+            "mask": opened.worker.process.command.env[MASK],
             "why": order.plan.why,
         },
         "device_report": dataclasses.asdict(opened.reply.device),
         "verified": True,
-        "evidence": opened.device_words,
+        "evidence": device_words(order, opened),
+        "witness": opened.verdict.witness,
         "transport": "block",
         "notes": list(opened.reply.notes),
         "not_reproduced": list(opened.reply.model.not_reproduced),
@@ -217,12 +261,15 @@ def remember(backend: Any) -> None:
 
 
 def released(opened: Opened) -> None:
-    """After close(): nothing of this worker is left. (Locks of GPU backends end here.)"""
+    """After close(): the GPU is free for others."""
+    if opened.lock is not None:
+        opened.lock.release()
 
 
 def abandon(opened: Opened) -> None:
     """A backend was collected, or the interpreter ends, without close()."""
     opened.worker.end(0.0, keep_log=False)
+    released(opened)
 
 
 @atexit.register

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ DISPLAY = ("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY")
 def environment(
     host: Mapping[str, str],
     *,
-    mask: str,
+    device: Mapping[str, str],
     libraries: tuple[str, ...] = (),
     passed: tuple[str, ...] = (),
     fixed: Mapping[str, str] | None = None,
@@ -47,7 +48,7 @@ def environment(
 ) -> dict[str, str]:
     """The worker's whole environment.
 
-    mask       CUDA_VISIBLE_DEVICES: one entry, or "" for a worker without GPU
+    device     mask and order from `visibility.worker_variables`: one entry, or none for the CPU
     libraries  folders for LD_LIBRARY_PATH, first wins; the host's own does not pass
     passed     further variables of the host (Traits.pass_env)
     fixed      set whatever the host has (Traits.set_env, the interpreter's needs)
@@ -65,9 +66,17 @@ def environment(
     if folders:
         env["LD_LIBRARY_PATH"] = ":".join(folders)
     # Last, so that nothing can move the worker: the mask replaces the parent's, it does not nest.
-    env["CUDA_VISIBLE_DEVICES"] = mask
-    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env.update(device)
     return env
+
+
+def driver_folders(host: Mapping[str, str]) -> tuple[str, ...]:
+    """The folder of LD_LIBRARY_PATH in which this host finds libcuda, if it is there that it does:
+    the rest of the host's LD_LIBRARY_PATH does not pass."""
+    for folder in host.get("LD_LIBRARY_PATH", "").split(":"):
+        if folder and os.path.exists(os.path.join(folder, "libcuda.so.1")):
+            return (folder,)
+    return ()
 
 
 def entry_file() -> Path:
@@ -111,9 +120,9 @@ _spawner_lock = threading.Lock()
 
 
 def _forget_spawner() -> None:
-    """In a forked child: the thread does not exist there."""
-    global _spawner, _spawner_lock
-    _spawner, _spawner_lock = None, threading.Lock()
+    """In a forked child: the thread does not exist there, and a lock may be held for ever."""
+    global _spawner, _spawner_lock, _started_lock
+    _spawner, _spawner_lock, _started_lock = None, threading.Lock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_spawner)
@@ -144,6 +153,20 @@ class Command:
         return [*argv, "--site", self.site] if self.site else argv
 
 
+_started: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_started_lock = threading.Lock()
+
+
+def kill_all(spare: Container[int] = ()) -> None:
+    """End every worker of this process now but those with a pid in `spare`: also those that other
+    threads are still opening. Each thread then finds its worker dead and takes it apart itself."""
+    with _started_lock:
+        workers = list(_started)
+    for worker in workers:
+        if worker.pid not in spare:
+            worker.signal_group(signal.SIGKILL)
+
+
 class WorkerProcess:
     """A started worker. Owns its process group, its log and the host's end of the control socket."""
 
@@ -168,6 +191,8 @@ class WorkerProcess:
         self.pidfd = os.pidfd_open(self.pid)
         self._exit: str | None = None
         self.started_s = time.monotonic()
+        with _started_lock:
+            _started.add(self)
 
     def _start(self, worker_end: socket.socket) -> subprocess.Popen[bytes]:
         fd = worker_end.fileno()

@@ -58,22 +58,30 @@ class State:
 
 
 class Timings(NamedTuple):
-    """Where the time of the commands so far went. `overhead` is the protocol's own: from the ring to
-    the answer, less what the simulator took; copies of the caller's data included, learning not."""
+    """Where the time of the commands since READY went.
 
-    steps: int
+    `wall_s` runs from each ring to the moment its answer was collected, so with `step_async` it holds what
+    the caller did in between; `sim_s` is what the worker spent in its simulator.
+    """
+
+    commands: int
+    wall_s: float
     sim_s: float
-    overhead_s: float
-    last_sim_us: float
-    last_overhead_us: float
 
     @property
-    def mean_sim_us(self) -> float:
-        return self.sim_s / self.steps * 1e6 if self.steps else 0.0
+    def sim_us(self) -> float:
+        """Mean time in the simulator of one command."""
+        return self.sim_s / self.commands * 1e6 if self.commands else 0.0
 
     @property
-    def mean_overhead_us(self) -> float:
-        return self.overhead_s / self.steps * 1e6 if self.steps else 0.0
+    def overhead_us(self) -> float:
+        """Mean time of one command that was not the simulator's: the protocol's own cost, as long as
+        the caller waits right after it asks (`step`)."""
+        return (self.wall_s - self.sim_s) / self.commands * 1e6 if self.commands else 0.0
+
+    def since(self, earlier: Timings) -> Timings:
+        """The part after an earlier reading."""
+        return Timings(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ have the declared type; numpy scalars are refused at the sender by field name. N
 
 import dataclasses
 import functools
-from typing import Any, Dict, Mapping, Tuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Dict, Mapping, Optional, Tuple, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -105,9 +105,9 @@ def encode(message: Message) -> bytes:
         plain = _lower(MESSAGES[name], message, name)
     except _Wrong as error:
         raise TypeError(str(error)) from None
-    body = msgpack.packb(
-        [name, plain], use_bin_type=True, strict_types=True, use_single_float=False
-    )
+    body: Optional[bytes] = msgpack.packb([name, plain], use_bin_type=True, strict_types=True)
+    if body is None:  # says the stub of msgpack; the packer returns None only when it streams
+        raise TypeError(f"{name} was not packed")
     if len(body) > MAX_BODY:
         raise TypeError(f"{name} takes {len(body)} bytes, over the limit of {MAX_BODY}")
     return body

@@ -15,7 +15,7 @@ import ctypes
 import os
 import secrets
 import time
-from typing import Any, Generator, Optional, Tuple
+from typing import Any, Callable, Generator, Optional, Tuple
 
 import posix_ipc
 
@@ -79,18 +79,48 @@ class Doorbell:
     post      semaphore the peer waits on
     listen    semaphore this side waits on
     cell      one u64 of the block, written by the peer: the sequence number of its last ring
+
+    `ring()` posts; the caller has stored the sequence number before. `wait(expected, history,
+    timeout_s)` returns once the peer rang with sequence number `expected`; PeerGone when it is dead and
+    did not, DeadlinePassed when it is silent. An exception (KeyboardInterrupt) may leave `wait` at any
+    instruction; calling it again resumes.
     """
 
-    __slots__ = ("_cell", "_listen", "_post", "_torn", "gone", "ring", "sleeping")
+    __slots__ = ("_cell", "_listen", "_post", "gone", "ring", "sleeping", "torn", "wait")
 
     def __init__(self, post: Any, listen: Any, cell: "memoryview") -> None:
         self._post = post
         self._listen = listen
         self._cell = cell
-        self._torn = False  # a wait was left by an exception: its post may or may not be taken
+        self.torn = False  # a wait was left by an exception: its post may or may not be taken
         self.gone = False  # the peer is dead; set by `wake`
         self.sleeping = False  # in a sleep, where a watcher may have to call `wake`
-        self.ring = post.release  # the caller has stored the sequence number before
+        self.ring: Callable[[], None] = post.release
+        self.wait = self._make_wait()
+
+    def _make_wait(self) -> Callable[[int, History, float], None]:
+        """The first stage of a wait, as a closure: locals instead of attributes save a quarter of a
+        microsecond of the 1.5 that a whole exchange takes."""
+        listen, cell = self._listen, self._cell
+        acquire = listen.acquire
+
+        def wait(expected: int, history: History, timeout_s: float) -> None:
+            if self.torn:
+                self._resume(expected, Deadline(timeout_s))
+                return
+            try:
+                for _ in _QUICK_LOOKS:
+                    if listen.value:
+                        acquire()
+                        if cell[0] == expected:
+                            return
+                        break
+                self._wait_long(expected, history, timeout_s)
+            except BaseException:
+                self.torn = True
+                raise
+
+        return wait
 
     def wake(self, gone: bool = False) -> None:
         """From another thread: make the waiting side look again; `gone`: the peer is dead."""
@@ -98,35 +128,9 @@ class Doorbell:
             self.gone = True
         self._listen.release()
 
-    def interrupted(self) -> None:
-        """A wait was left by an exception, here or in the caller: the next one starts by looking."""
-        self._torn = True
-
     def close(self) -> None:
         self._post.close()
         self._listen.close()
-
-    def wait(self, expected: int, history: History, timeout_s: float) -> None:
-        """Return once the peer rang with sequence number `expected`.
-
-        PeerGone when it is dead and did not, DeadlinePassed when it is silent. A KeyboardInterrupt may
-        leave at any instruction; calling again resumes.
-        """
-        if self._torn:
-            self._resume(expected, Deadline(timeout_s))
-            return
-        self._torn = True
-        listen = self._listen
-        for _ in _QUICK_LOOKS:
-            if listen.value:
-                listen.acquire()
-                if self._cell[0] == expected:
-                    history.low_ns = 0
-                    self._torn = False
-                    return
-                break
-        self._wait_long(expected, history, timeout_s)
-        self._torn = False
 
     def _wait_long(self, expected: int, history: History, timeout_s: float) -> None:
         deadline = Deadline(timeout_s)
@@ -200,7 +204,7 @@ class Doorbell:
         with contextlib.suppress(posix_ipc.BusyError):
             while True:  # a post of this ring that is still there; acquiring also orders memory
                 self._listen.acquire(0)
-        self._torn = False
+        self.torn = False
 
 
 # -- the two semaphores ------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class Status(enum.IntEnum):
 
     DONE = 1
     FAILED = 2  # an Error message was sent before the bell
+    FLAGGED = 3  # done, and some `env_flags` are not zero
 
 
 @dataclass(frozen=True)

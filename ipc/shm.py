@@ -2,7 +2,8 @@
 
 The header fills one page: identity (magic, version, nonce, size, fingerprint), then a request line and a
 reply line, each on cache lines of its own. The worker can write all of it, so the host takes nothing
-in the header for an address, a length or an index: it compares what it reads with what it knows.
+in the header for an address, a length or an index: it compares what it reads with what it knows. With
+two banks the sequence number decides: command n publishes into bank n & 1.
 """
 
 import fcntl
@@ -25,8 +26,8 @@ _HEADER = struct.Struct("<8sII16sQ32s")
 # dragged along with the other's.
 REQUEST_AT, REPLY_AT = 128, 256
 # u64 words of the request line and of the reply line
-SEQUENCE, OPCODE, COUNT, BANK = 0, 1, 2, 3
-STATUS, REPLY_BANK, SIM_NS, FLAGGED = 1, 2, 3, 4
+SEQUENCE, OPCODE, COUNT = 0, 1, 2
+STATUS, SIM_NS = 1, 2  # SIM_NS: nanoseconds in the simulator since READY, summed over all commands
 _WORDS = 8
 
 # linux/fcntl.h; Python names them from 3.10 on

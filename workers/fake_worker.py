@@ -4,10 +4,12 @@ One environment has `nu` joints on a fixed base; qpos follows ctrl at a fixed ra
 of everything that is not a simulator. Options (Cfg of the same names in `backends/fake.py`):
 
     nu             number of joints (default 4)
+    lie            what `report_device` says instead of the truth (see `_lie`)
     work_us        how long a step takes, busy; work_vary: relative variation, 0.2 = +-20 %
     fault, fault_at, fault_step   what goes wrong, in "build", "step", "close" (see `_misbehave`)
 """
 
+import dataclasses
 import os
 import random
 import signal
@@ -17,10 +19,29 @@ from typing import Sequence, Tuple
 
 import numpy as np
 
-from ..ipc.device import DeviceReport, cpu_report
+from ..ipc import cuda_driver, cuda_memory
+from ..ipc.device import CPU, ENGINE_BUFFER, DeviceReport, cpu_report
 from ..ipc.layout import ENV_NONFINITE, Sizes
 from ..ipc.messages import Init, ModelFacts, Render
+from . import device_probe
 from .simulator import Fields, Progress, Simulator
+
+
+class _GpuBuffer:
+    """Real GPU memory for one float32 array: what `fake` publishes goes through it."""
+
+    def __init__(self, ordinal: int, shape: Tuple[int, ...]) -> None:
+        self.context = cuda_driver.retain_primary(ordinal)
+        cuda_driver.set_current(self.context)
+        self.nbytes = 4 * int(np.prod(shape))
+        self.pointer = cuda_memory.allocate(max(4, self.nbytes))
+
+    def put(self, array: np.ndarray) -> None:
+        cuda_memory.copy_htod(self.pointer, array.ctypes.data, self.nbytes)
+
+    def get(self, into: np.ndarray) -> None:
+        cuda_memory.copy_dtoh(into.ctypes.data, self.pointer, self.nbytes)
+
 
 _RATE = 2.0  # 1/s: qvel = _RATE * (ctrl - qpos)
 
@@ -44,6 +65,8 @@ class FakeSimulator(Simulator):
         self.qpos = np.tile(self.default, (init.num_envs, 1))
         self.qvel = np.zeros_like(self.qpos)
         self.target = self.qpos.copy()
+        self.lie = str(options.get("lie", ""))
+        self.gpu = None if init.device.kind == CPU else _GpuBuffer(0, self.qpos.shape)
         for done in range(3):
             progress("building", done + 1, 3)
         if self.fault_at == "build":
@@ -73,7 +96,27 @@ class FakeSimulator(Simulator):
         return ("qpos", "qvel", "body_pos", "render", "set_property:rate")
 
     def report_device(self) -> DeviceReport:
-        return cpu_report("qpos")
+        if self.gpu is None:
+            truth = device_probe.in_host_memory("qpos")
+        else:
+            truth = device_probe.of_pointer(self.gpu.pointer, "qpos", ENGINE_BUFFER)
+        return self._lie(truth) if self.lie else truth
+
+    def _lie(self, truth: DeviceReport) -> DeviceReport:
+        """One of: uuid:GPU-..., local:cuda:1, cpu, more (a second GPU is visible), late:... (the lie
+        after the colon, but only once a step was made: right at the start, wrong after warm-up)."""
+        kind, _, value = self.lie.partition(":")
+        if kind == "late":
+            if not self.steps:
+                return truth
+            kind, _, value = value.partition(":")
+        if kind == "cpu":
+            return cpu_report("qpos", truth.visible)
+        if kind == "uuid":
+            return dataclasses.replace(truth, uuid=value)
+        if kind == "local":
+            return dataclasses.replace(truth, local=value)
+        return dataclasses.replace(truth, visible=(*truth.visible, value))
 
     def bind(self, banks: Sequence[Fields]) -> None:
         self.ctrl = banks[0]["ctrl"]
@@ -95,8 +138,13 @@ class FakeSimulator(Simulator):
 
     def publish(self, bank: int) -> int:
         fields = self.banks[bank]
+        if self.gpu is not None:
+            self.gpu.put(self.qpos)
         if "qpos" in fields:
-            np.copyto(fields["qpos"], self.qpos)
+            if self.gpu is not None:
+                self.gpu.get(fields["qpos"])
+            else:
+                np.copyto(fields["qpos"], self.qpos)
         if "qvel" in fields:
             np.copyto(fields["qvel"], self.qvel)
         if "body_pos" in fields:

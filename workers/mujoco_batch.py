@@ -6,6 +6,9 @@ out after a call. It keeps one MjData per environment (0.6 MB each for a humanoi
 in and out of a few, and no part of a state can be forgotten.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo makes its names at run time; its stubs do not list them.)
+
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional
 

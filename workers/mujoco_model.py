@@ -3,6 +3,9 @@
 Shared by the simulators that are built on MuJoCo's model (`mujoco_worker`, `mjwarp_worker`).
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo makes its names at run time; its stubs do not list them.)
+
 import math
 import os
 import re
@@ -30,7 +33,7 @@ def load(path: str, dt: float, contact_forces: bool = False) -> Any:
     model gets one sensor more, at the end of `sensordata`. Sensors do not act on the motion.
     """
     if not os.path.isfile(path):
-        raise SceneError("the scene {} does not exist or is not a file".format(path))
+        raise SceneError(f"the scene {path} does not exist or is not a file")
     try:
         if contact_forces:
             spec = mujoco.MjSpec.from_file(path)
@@ -44,7 +47,7 @@ def load(path: str, dt: float, contact_forces: bool = False) -> Any:
             model.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         else:
             model = mujoco.MjModel.from_xml_path(path)
-    except Exception as error:  # noqa: BLE001 - ValueError, FatalError, ...: each version has its own
+    except Exception as error:  # ValueError, FatalError, ...: each version has its own
         raise SceneError(_why_not(path, str(error))) from error
     if dt > 0:
         model.opt.timestep = dt
@@ -55,8 +58,8 @@ def _why_not(path: str, said: str) -> str:
     text = "the scene {} does not compile: {}".format(path, " ".join(said.split()))
     if _UNKNOWN.search(said):
         text += (
-            "; MuJoCo {}, which this worker has, does not know this: the file seems to need a newer "
-            "MuJoCo (or it is a misspelling)".format(mujoco.__version__)
+            f"; this worker's MuJoCo {mujoco.__version__} does not know this: the file seems to need "
+            "a newer MuJoCo (or it is a misspelling)"
         )
     return text
 
@@ -68,7 +71,7 @@ def keyframe_index(model: Any, name: str) -> int:
     if name:
         if name not in names:
             listed = ", ".join(map(repr, names)) or "none at all"
-            raise UsageError("the scene has no keyframe {!r}; it has {}".format(name, listed))
+            raise UsageError(f"the scene has no keyframe {name!r}; it has {listed}")
         return names.index(name)
     return 0 if model.nkey == 1 else -1
 
@@ -151,8 +154,8 @@ def notes(model: Any, keyframe: int) -> List[str]:
         )
     if model.nkey > 1 and keyframe < 0:
         said.append(
-            "the scene has {} keyframes and none was named: environments start in the model's "
-            "reference pose".format(model.nkey)
+            f"the scene has {model.nkey} keyframes and none was named: environments start in the model's "
+            "reference pose"
         )
     return said
 
@@ -181,7 +184,7 @@ def _names(model: Any, kind: Any, stem: str, indices: Any) -> Tuple[str, ...]:
     given = [_name(model, kind, i) for i in indices]
     names: List[str] = []
     for index, name in zip(indices, given):
-        name = name or "{}{}".format(stem, index)
+        name = name or f"{stem}{index}"
         while not given[len(names)] and name in given:
             name += "_"
         names.append(name)

@@ -1,0 +1,117 @@
+"""`outboard`: the command line. What a command does is in a file of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..ipc.errors import OutboardError, UsageError
+from . import doctor, plan_report, registry, run_job, setup_worker, terminal
+
+_WORKER_PYTHON = click.option(
+    "--worker-python",
+    metavar="PATH",
+    default=None,
+    help="Interpreter of the workers [default: this one].",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="outboard", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Runs each robot simulator in its own interpreter, on its own GPU, and proves where it landed."""
+
+
+@cli.command()
+@click.option("--backend", metavar="NAME", default=registry.EMBEDDED, show_default=True,
+              help=f"One of: {', '.join(registry.BACKENDS)}.")  # fmt: skip
+@click.option("--simulator", metavar="FILE:CLASS", default="", help="A simulator that is not ours.")
+@click.option("--scene", metavar="NAME|FILE", default="", help="An MJCF file, or a scene of ours.")
+@click.option("--num-envs", type=int, default=256, show_default=True, help="Per rank.")
+@click.option("--steps", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--ranks", type=click.IntRange(1), default=None, help="[default: one per device]")
+@click.option("--devices", metavar="A,B,...", required=True,
+              help='One per rank: "cpu", "cuda:1", a UUID.')  # fmt: skip
+@_WORKER_PYTHON
+@click.option("--decimation", type=int, default=1, show_default=True,
+              help="Simulation steps per step.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Rank N gets seed + N.")
+@click.option("--publish", metavar="A,B,...", default="qpos,qvel", show_default=True,
+              help="State to publish.")  # fmt: skip
+@click.option("--json", "json_path", metavar="PATH|-", default="", help="The result as JSON.")
+def run(devices: str, publish: str, **options: Any) -> int:
+    """Drive one worker per rank with a smooth random policy and say how fast it went."""
+    cfg = run_job.RunCfg(devices=_list("devices", devices), publish=_list("publish", publish),
+                         **options)  # fmt: skip
+    return run_job.run(cfg)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option("--assume-gpus", metavar="UUID,...", default=None,
+              help="Plan for a machine that is not here: its GPUs in PCI order.")  # fmt: skip
+def plan(as_json: bool, assume_gpus: str | None) -> int:
+    """Show which GPU this environment means for this rank, and why."""
+    answer = plan_report.plan_as_dict(assume_gpus=assume_gpus)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        plan_report.print_plan(answer, terminal.console())
+    return plan_report.exit_code(answer)
+
+
+@cli.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the screen.")
+@_WORKER_PYTHON
+def doctor_(as_json: bool, worker_python: str | None) -> int:
+    """Say on one screen what this machine has, and what would stop a run."""
+    return doctor.run(as_json, worker_python)
+
+
+@cli.group()
+def setup() -> None:
+    """Make or fill the environment that a simulator needs."""
+
+
+@setup.command("worker")
+@click.option("--python", metavar="PATH", required=True, help="The interpreter of the workers.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be installed, and how.")
+def setup_worker_(python: str, dry_run: bool) -> int:
+    """Give a foreign Python what a worker needs, in a folder of ours; it is not written to."""
+    return setup_worker.run(python, dry_run)
+
+
+def _list(name: str, text: str) -> tuple[str, ...]:
+    entries = tuple(entry.strip() for entry in text.split(","))
+    if not all(entries):
+        raise UsageError(f"--{name} {text!r} holds an empty entry")
+    return entries
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script: returns the exit code. No error of ours shows a traceback."""
+    terminal.stop_on_signals()
+    try:
+        code = cli.main(args=argv, prog_name="outboard", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except terminal.Stopped as stop:
+        terminal.console(stderr=True).print(f"stopped by {stop.name}; everything is released")
+        return stop.exit_code
+    except OutboardError as error:
+        return terminal.show_error(error)
+    except BrokenPipeError:
+        # Whoever read us has enough. Nothing may be flushed there at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
