@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..ipc.device import CPU
 from ..ipc.errors import SceneError, UsageError
 from ..ipc.layout import check_publish
-from ..ipc.messages import NONCE_BYTES, Init, Scalar
+from ..ipc.messages import MAX_PIXELS, NONCE_BYTES, Init, Render, Scalar
 from .device_plan import check_against_launcher, resolve_device
 from .launch import Order
 from .state import Floats
@@ -47,7 +47,8 @@ def check_cfg(cfg: Cfg | None, kind: type[Cfg]) -> Cfg:
 
 
 def positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    if isinstance(value, bool) or not number or not 0 < value < math.inf:
         raise UsageError(f"{name}={value!r} must be a positive number")
     return float(value)
 
@@ -107,7 +108,8 @@ def order(
     if transport not in ("auto", "block", "cuda"):
         raise UsageError(f"transport={transport!r} must be 'auto', 'block' or 'cuda'")
     for name, value in (env or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str) or "=" in name or "\0" in value:
+        text = isinstance(name, str) and isinstance(value, str)
+        if not text or not name or "=" in name or "\0" in name + value:
             raise UsageError(f"env={{{name!r}: ...}} must map variable names to text")
         if name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
             raise UsageError(f"{name} is decided by device=, not by env=")
@@ -139,7 +141,29 @@ def order(
     )
 
 
+def render_request(
+    env_id: int, width: int, height: int, camera: Mapping[str, float], num_envs: int
+) -> Render:
+    """UsageError names the argument: on the wire a wrong type would be the end of the conversation."""
+    for name, value in camera.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise UsageError(f"{name}={value!r} must be a number")
+    return Render(
+        whole("env_id", env_id, 0, num_envs - 1),
+        whole("width", width, 1, MAX_PIXELS),
+        whole("height", height, 1, MAX_PIXELS),
+        {name: float(value) for name, value in camera.items()},
+    )
+
+
 # -- arrays -----------------------------------------------------------------------------------------
+
+
+def _as_array(value: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:  # ragged lists, tensors on a GPU
+        raise UsageError(f"{name} is no array of numbers: {error}") from None
 
 
 def put_ctrl(into: Floats, ctrl: ArrayLike) -> None:
@@ -147,7 +171,7 @@ def put_ctrl(into: Floats, ctrl: ArrayLike) -> None:
     if isinstance(ctrl, np.ndarray) and ctrl.dtype == into.dtype and ctrl.shape == into.shape:
         into[...] = ctrl
         return
-    array = np.asarray(ctrl)
+    array = _as_array(ctrl, "ctrl")
     if array.shape != into.shape:
         raise UsageError(
             f"ctrl has shape {array.shape}; this backend takes (num_envs, nu) = {into.shape}"
@@ -196,7 +220,7 @@ def finite_check(ctrl: Floats) -> Callable[[], None]:
 
 def env_ids(envs: Any, everyone: NDArray[np.int32]) -> NDArray[np.int32]:
     """Environment ids (n,) from ids or a mask (num_envs,) of bool. UsageError."""
-    array = np.asarray(envs)
+    array = _as_array(envs, "envs")
     if array.dtype == np.bool_:
         if array.shape != everyone.shape:
             raise UsageError(f"a mask has shape {everyone.shape}, this one {array.shape}")
@@ -216,9 +240,17 @@ def env_ids(envs: Any, everyone: NDArray[np.int32]) -> NDArray[np.int32]:
     return array.astype(np.int32)
 
 
+def property_rows(values: ArrayLike) -> Floats:
+    """Values of a physical property, (n, width) or one row for all. UsageError."""
+    array = np.atleast_2d(_as_array(values, "values"))
+    if array.dtype.kind not in "fiu" or array.ndim != 2:
+        raise UsageError(f"values are (n, width) numbers, not {array.dtype} {array.shape}")
+    return array.astype("<f4")
+
+
 def put_rows(into: Floats, rows: ArrayLike, count: int, name: str) -> None:
     """Copy `count` rows, or one row for all, into the head of a field. UsageError."""
-    array = np.asarray(rows)
+    array = _as_array(rows, name)
     width = into.shape[1]
     if array.shape not in ((count, width), (width,), (1, width)):
         raise UsageError(f"{name} has shape {array.shape}; ({count}, {width}) belongs")

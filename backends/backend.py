@@ -6,6 +6,8 @@ happens while it lives.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import weakref
 from collections.abc import Mapping
@@ -52,6 +54,13 @@ _STEP, _STEP_RESET = int(Opcode.STEP), int(Opcode.STEP_RESET)
 _SEQUENCE, _OPCODE, _COUNT, _STATUS = shm.SEQUENCE, shm.OPCODE, shm.COUNT, shm.STATUS
 _DONE, _FAILED = int(Status.DONE), int(Status.FAILED)
 _F32 = np.dtype(np.float32)
+# The sockets of a process that is killed close before it can be asked how it ended.
+_DEATH_S = 0.2
+# Everything of a backend that keeps the shared block in memory.
+_VIEWS = (
+    *("_block", "_bell", "_ring", "_wait", "_request", "_reply"),
+    *("_fields", "_states", "_ctrl", "_require_finite"),
+)
 
 
 class Backend:
@@ -136,7 +145,7 @@ class Backend:
         self._raise_on_bad_env = raise_on_bad_env
         self._timeout_s = arguments.positive("step_timeout_s", step_timeout_s)
         self._cause: OutboardError | None = None
-        self._adopt(launch.open_worker(self._order, None))
+        launch.open_worker(self._order, None, self._adopt)
 
     def _adopt(self, opened: Opened) -> None:
         """Take over a worker that has just become READY."""
@@ -161,9 +170,10 @@ class Backend:
             self._model = Model.of(opened.reply)
         self._histories = [History() for _ in range(max(Opcode) + 1)]  # index = opcode
         self._wall_ns = self._rang_ns = 0
-        self._phase = _READY
         self._finalizer = weakref.finalize(self, launch.abandon, opened)
+        self._finalizer.atexit = False  # at the end of the process it is closed, not abandoned
         launch.remember(self)
+        self._phase = _READY
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -237,9 +247,6 @@ class Backend:
             self._answered = sequence
         except (PeerGone, DeadlinePassed) as error:
             self._fell_silent(error)
-        except KeyboardInterrupt:
-            self._bell.torn = True
-            raise
         if status != _DONE:
             self._look_at(status, sequence)
         return self._states[sequence & self._last_bank]
@@ -300,7 +307,7 @@ class Backend:
         if f"set_property:{name}" not in self.capabilities:
             raise UsageError(f"{self.simulator} has no property {name!r}: {self.capabilities}")
         ids = arguments.env_ids(envs, self._all_ids)
-        rows = np.atleast_2d(np.asarray(values, "<f4"))  # one row: the same for all
+        rows = arguments.property_rows(values)
         if len(rows) not in (1, len(ids)):
             raise UsageError(f"{len(rows)} rows of values for {len(ids)} environments")
         rows = np.ascontiguousarray(np.broadcast_to(rows, (len(ids), *rows.shape[1:])))
@@ -312,7 +319,8 @@ class Backend:
         """One picture of one environment: uint8 (height, width, 3)."""
         if "render" not in self.capabilities:
             raise UsageError(f"{self.simulator} cannot render here; was render=True given?")
-        reply: RenderReply = self._mail(Render(env_id, width, height, camera), RenderReply)
+        request = arguments.render_request(env_id, width, height, camera, self.num_envs)
+        reply: RenderReply = self._mail(request, RenderReply)
         return np.frombuffer(reply.rgb, np.uint8).reshape(reply.height, reply.width, 3)
 
     def _mail(self, message: Message, kind: type[Any]) -> Any:
@@ -329,6 +337,14 @@ class Backend:
             self._fell_silent(error)
         except OutboardError as error:
             self._fail(error)
+        except KeyboardInterrupt:
+            # Whether the message left and its reply was read cannot be told any more; a stray reply would
+            # be taken for the next one's.
+            name = type(message).__name__
+            text = f"{name} was interrupted half-way and the worker was ended; restart() or close()"
+            with contextlib.suppress(UsageError):
+                self._fail(UsageError(text))
+            raise
         self.step_wait()
         return reply
 
@@ -353,16 +369,19 @@ class Backend:
 
     def _not_open(self) -> NoReturn:
         if self._cause is not None:
-            raise self._cause
+            raise copy.copy(self._cause)
         if self._opened.worker.process.owner != os.getpid():
             raise UsageError(
                 "this backend belongs to the process that opened it; a forked child opens its own"
             )
+        if self._phase is Phase.FAILED:
+            raise UsageError("restart() was interrupted: call it again, or close()")
         raise UsageError("this backend is closed")
 
     def _fell_silent(self, error: Exception) -> NoReturn:
         """The bell or the channel gave up: death, deadline, or a last ERROR before them."""
         if isinstance(error, PeerGone):
+            self._worker.process.dead(_DEATH_S)
             self._fail(
                 self._worker.last_words()
                 or WorkerDied(
@@ -381,10 +400,13 @@ class Backend:
         self._phase = Phase.FAILED
         self._worker.talk.state.fail()
         error.report = launch.error_report(self._order, self._worker, Phase.BUSY.value)
-        self._cause = error
+        self._cause = copy.copy(error)  # without the traceback, whose frames hold the block
         self._finalizer.detach()
         self._worker.end(0.0, keep_log=True)
-        raise error from None
+        try:
+            raise error from None
+        finally:
+            del error  # else this frame and its own traceback would keep each other, and the block
 
     def _note_flagged(self, flags: NDArray[np.uint8]) -> None:
         flagged = np.flatnonzero(flags)
@@ -404,16 +426,22 @@ class Backend:
     @property
     def state(self) -> State:
         """The state published last."""
+        if self._phase is Phase.CLOSED:
+            self._not_open()
         return self._states[self._answered & self._last_bank]
 
     @property
     def ctrl_view(self) -> Floats:
         """(num_envs, nu) in the shared block: write here and call `step()` for no copy at all."""
+        if self._phase is Phase.CLOSED:
+            self._not_open()
         return self._ctrl
 
     @property
     def flagged(self) -> NDArray[np.intp]:
         """Environments whose state was not finite, or that the engine reset, in the last command."""
+        if self._phase is Phase.CLOSED:
+            self._not_open()
         return np.flatnonzero(self._fields[self._answered & self._last_bank]["env_flags"])
 
     @property
@@ -435,7 +463,10 @@ class Backend:
 
     @property
     def timings(self) -> Timings:
-        return Timings(self._answered, self._wall_ns * 1e-9, self._reply[shm.SIM_NS] * 1e-9)
+        if self._phase is not Phase.CLOSED:
+            sim_s = self._reply[shm.SIM_NS] * 1e-9
+            self._timings = Timings(self._answered, self._wall_ns * 1e-9, sim_s)
+        return self._timings
 
     @property
     def report(self) -> dict[str, Any]:
@@ -450,13 +481,13 @@ class Backend:
             self._not_open()
         if self._phase is Phase.CLOSED:
             raise UsageError("this backend is closed; open a new one")
-        self._finalizer.detach()
+        self._phase, self._cause = Phase.FAILED, None
         self._worker.end(0.0, keep_log=False)
-        self._phase = Phase.FAILED
+        self._finalizer.detach()
         try:
-            self._adopt(launch.open_worker(self._order, self._opened))
+            launch.open_worker(self._order, self._opened, self._adopt)
         except OutboardError as error:
-            self._cause = error
+            self._cause = copy.copy(error)
             raise
         return self.state
 
@@ -466,12 +497,19 @@ class Backend:
         if self._phase is Phase.CLOSED:
             return
         live = self._phase in (_READY, _BUSY)
-        self._phase = Phase.CLOSED
-        self._finalizer.detach()
         grace_s = self.traits.close_s if timeout_s is None else timeout_s
-        self._worker.end(grace_s if live else 0.0, keep_log=self._cause is not None)
-        launch.released(self._opened)
-        self._block.close_fd()
+        _ = self.timings  # so that they can be asked later
+        self._phase = Phase.CLOSED
+        try:
+            self._worker.end(grace_s if live else 0.0, keep_log=self._cause is not None)
+        finally:  # also when a second ^C ends the wait
+            self._finalizer.detach()
+            launch.released(self._opened)
+            self._block.close_fd()
+            # The memory goes with the last view of it, and from here on all views are the caller's.
+            self._worker.data = None
+            for name in _VIEWS:
+                delattr(self, name)
 
     def __enter__(self) -> Backend:
         return self
@@ -487,5 +525,6 @@ class Backend:
 
     def _forked(self) -> None:
         """In a forked child: this object may not answer, kill or unlink."""
-        self._phase = Phase.FAILED
         self._finalizer.detach()
+        if self._phase is not Phase.CLOSED:
+            self._phase = Phase.FAILED

@@ -11,7 +11,16 @@ from typing import Any
 import click
 
 from ..ipc.errors import OutboardError, UsageError
-from . import doctor, plan_report, registry, run_job, setup_worker, terminal
+from . import (
+    conformance,
+    doctor,
+    examination,
+    plan_report,
+    registry,
+    run_job,
+    setup_worker,
+    terminal,
+)
 
 _WORKER_PYTHON = click.option(
     "--worker-python",
@@ -19,10 +28,18 @@ _WORKER_PYTHON = click.option(
     default=None,
     help="Interpreter of the workers [default: this one].",
 )
+_SCENE = click.option(
+    "--scene",
+    metavar="NAME|FILE",
+    default="",
+    help="An MJCF file, or a scene of ours [default: humanoid29].",
+)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="outboard", message="%(prog)s %(version)s")
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(
+    examination.version("outboard") or "(not installed)", message="%(prog)s %(version)s"
+)
 def cli() -> None:
     """Runs each robot simulator in its own interpreter, on its own GPU, and proves where it landed."""
 
@@ -31,7 +48,7 @@ def cli() -> None:
 @click.option("--backend", metavar="NAME", default=registry.EMBEDDED, show_default=True,
               help=f"One of: {', '.join(registry.BACKENDS)}.")  # fmt: skip
 @click.option("--simulator", metavar="FILE:CLASS", default="", help="A simulator that is not ours.")
-@click.option("--scene", metavar="NAME|FILE", default="", help="An MJCF file, or a scene of ours.")
+@_SCENE
 @click.option("--num-envs", type=int, default=256, show_default=True, help="Per rank.")
 @click.option("--steps", type=click.IntRange(1), default=1000, show_default=True)
 @click.option("--ranks", type=click.IntRange(1), default=None, help="[default: one per device]")
@@ -73,6 +90,37 @@ def doctor_(as_json: bool, worker_python: str | None) -> int:
     return doctor.run(as_json, worker_python)
 
 
+@cli.command("conformance")
+@click.option(
+    "--backend", metavar="NAME", default="", help=f"One of: {', '.join(registry.BACKENDS)}."
+)
+@click.option("--simulator", metavar="FILE:CLASS", default="", help="A simulator that is not ours.")
+@_SCENE
+@click.option("--device", default="cpu", show_default=True, help='"cpu", "cuda:1", a UUID.')
+@_WORKER_PYTHON
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+def conformance_(
+    backend: str, simulator: str, scene: str, device: str, worker_python: str | None, as_json: bool
+) -> int:
+    """Check that a worker keeps the protocol's and the simulators' rules."""
+    target = conformance.make_target(
+        backend=backend,
+        simulator=simulator,
+        device=device,
+        scene=scene or (registry.default_scene(backend) if backend else ""),
+        worker_python=worker_python,
+    )
+    with terminal.console(stderr=True).status("opening") as status:
+        outcomes = conformance.run_kit(
+            target, on_outcome=lambda outcome: status.update(f"{outcome.name}: {outcome.verdict}")
+        )
+    if as_json:
+        click.echo(json.dumps(conformance.as_json(target, outcomes), indent=2))
+    else:
+        conformance.print_outcomes(outcomes, terminal.console())
+    return conformance.exit_code(outcomes)
+
+
 @cli.group()
 def setup() -> None:
     """Make or fill the environment that a simulator needs."""
@@ -82,7 +130,10 @@ def setup() -> None:
 @click.option("--python", metavar="PATH", required=True, help="The interpreter of the workers.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be installed, and how.")
 def setup_worker_(python: str, dry_run: bool) -> int:
-    """Give a foreign Python what a worker needs, in a folder of ours; it is not written to."""
+    """Give a foreign Python what a worker needs.
+
+    The packages go into a folder of ours; that Python's own environment is not written to.
+    """
     return setup_worker.run(python, dry_run)
 
 
@@ -102,15 +153,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except terminal.Stopped as stop:
-        terminal.console(stderr=True).print(f"stopped by {stop.name}; everything is released")
-        return stop.exit_code
+    except (terminal.Stopped, click.Abort) as stop:
+        # click turns every KeyboardInterrupt into an Abort, and keeps it as the cause.
+        return _stopped(stop if isinstance(stop, terminal.Stopped) else stop.__cause__)
     except OutboardError as error:
         return terminal.show_error(error)
     except BrokenPipeError:
         # Whoever read us has enough. Nothing may be flushed there at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _stopped(stop: BaseException | None) -> int:
+    if not isinstance(stop, terminal.Stopped):
+        return 1
+    terminal.console(stderr=True).print(f"stopped by {stop.name}; everything is released")
+    return stop.exit_code
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
     sys.exit(exit_code(outcomes))
 
 Real worker processes throughout: the checks of the protocol talk to one over a raw channel, the others
-through the public API. No pytest. Each check is a function in `conformance_protocol`, `conformance_state` or
-`conformance_physics`; its docstring is the rule.
+through the public API. No pytest. Each check is a function in one of the files
+imported below; its docstring is the rule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ipc.errors import OutboardError
-from . import conformance_physics, conformance_protocol, conformance_state
+from . import (
+    conformance_ends,
+    conformance_forces,
+    conformance_physics,
+    conformance_protocol,
+    conformance_published,
+    conformance_state,
+)
 from .conformance_kit import (
     CHECKS,
     FAILED,
@@ -53,8 +60,15 @@ __all__ = [
     "run_kit",
 ]
 
-# Importing them fills CHECKS.
-_TABLES = (conformance_protocol, conformance_state, conformance_physics)
+# Importing them fills CHECKS; this is the order in which they run.
+_TABLES = (
+    conformance_protocol,
+    conformance_ends,
+    conformance_state,
+    conformance_published,
+    conformance_physics,
+    conformance_forces,
+)
 
 
 def run_kit(
@@ -72,9 +86,10 @@ def run_kit(
     unknown = sorted(set(only) - set(CHECKS))
     if unknown:
         raise ValueError(f"no such check: {', '.join(unknown)}")
+    order = [module.__name__ for module in _TABLES]
     chosen = [
         entry
-        for entry in CHECKS.values()
+        for entry in sorted(CHECKS.values(), key=lambda entry: order.index(entry.run.__module__))
         if (not groups or entry.group in groups) and (not only or entry.name in only)
     ]
     bench = Bench(target)
@@ -94,9 +109,7 @@ def run_kit(
     return outcomes
 
 
-def _opens(
-    bench: Bench, on_outcome: Callable[[Outcome], None], outcomes: list[Outcome]
-) -> bool:
+def _opens(bench: Bench, on_outcome: Callable[[Outcome], None], outcomes: list[Outcome]) -> bool:
     """The check before all others. True when it failed."""
 
     def opens(bench: Bench) -> None:
@@ -129,7 +142,7 @@ def _judge(entry: Check, bench: Bench) -> Outcome:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Checks provoke what the library warns of: with a handler that drops it, nothing is printed; a
     caller's own handlers still get everything."""
     handler = logging.NullHandler()

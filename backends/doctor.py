@@ -74,7 +74,8 @@ def _machine_rows(facts: Examination) -> Iterator[tuple[str, str]]:
     yield "NVML", gpus.nvml_silent or f"{len(gpus.nvml)} GPUs"
     yield "torch", _torch_words(gpus)
     if gpus.mask:
-        yield "this process", gpus.mask
+        words = "nobody can say what its mask means: see below" if gpus.mask_refused else gpus.mask
+        yield "this process", words
     if facts.leftover_semaphores:
         yield (
             "leftovers",

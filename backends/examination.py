@@ -128,8 +128,8 @@ def simulator_facts(name: str, worker_python: str | None) -> SimulatorFacts:
         install = interpreters.setup_line(python, traits.setup)
     elif seen.missing:
         install = f"{python} -m pip install {' '.join(seen.missing)}"
-    version = ".".join(map(str, seen.version))
-    return SimulatorFacts(name, python, version, seen.found, seen.missing, problem, install)
+    answered = ".".join(map(str, seen.version))
+    return SimulatorFacts(name, python, answered, seen.found, seen.missing, problem, install)
 
 
 def gpu_facts() -> GpuFacts:
@@ -158,24 +158,25 @@ def _torch_facts() -> tuple[str, str, tuple[tuple[str, str], ...], str]:
     """(version, CUDA, GPUs, why silent), from a child: CUDA reads its mask once per process."""
     if importlib.util.find_spec("torch") is None:
         return "", "", (), ""
-    version = _version("torch")
+    installed = version("torch")
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _TORCH_PROBE], capture_output=True, text=True,
             timeout=_TORCH_S, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
-        version, cuda, gpus = json.loads(done.stdout.rsplit("\n", 2)[-2])
+        installed, cuda, gpus = json.loads(done.stdout.rsplit("\n", 2)[-2])
     except subprocess.TimeoutExpired:
-        return version, "", (), f"import and query took more than {_TORCH_S:.0f} s"
+        return installed, "", (), f"import and query took more than {_TORCH_S:.0f} s"
     except (ValueError, IndexError):
-        return version, "", (), "cannot be imported here"
+        return installed, "", (), "cannot be imported here"
     named = tuple(
         (uuid if uuid[:4] in ("", "MIG-") else f"GPU-{uuid}", name) for uuid, name in gpus
     )
-    return version, cuda, named, ""
+    return installed, cuda, named, ""
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Of an installed distribution, "" when there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -242,7 +243,7 @@ def examine(worker_python: str | None = None) -> Examination:
             executable=sys.executable,
             kernel=platform.release(),
             packages={
-                name: _version(name)
+                name: version(name)
                 for name in ("outboard", "numpy", "msgpack", "posix_ipc", "nvidia-ml-py")
             },
             simulators=tuple(one.result() for one in asked),

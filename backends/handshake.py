@@ -78,6 +78,7 @@ class Talk:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.state = Conversation(Role.HOST)
+        self.reached = self.state.phase  # before the message received last, which may be an ERROR
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         self.state.sent(type(message).__name__)
@@ -86,6 +87,7 @@ class Talk:
     def receive(self, deadline: Deadline) -> Message:
         """The next message; an ERROR is raised as what it means."""
         message = self.channel.receive(deadline)
+        self.reached = self.state.phase
         self.state.received(type(message).__name__)
         if isinstance(message, Error):
             raise raised(message)
@@ -212,12 +214,12 @@ def attach(talk: Talk, init: Init, layout: Layout, old: shm.Block | None) -> Dat
                 raise WorkerTimeout(
                     f"the worker did not map the block within {ATTACH_S:.0f} s"
                 ) from None
+            if ready.nonce != init.nonce or ready.fingerprint != layout.fingerprint:
+                raise ProtocolError("READY carries another nonce or fingerprint than ATTACH")
     except BaseException:
         if old is None:
             block.close_fd()
         raise
-    if ready.nonce != init.nonce or ready.fingerprint != layout.fingerprint:
-        raise ProtocolError("READY carries another nonce or fingerprint than ATTACH")
     cell = block.reply[shm.SEQUENCE : shm.SEQUENCE + 1]
     return Data(block, doorbell.Doorbell(go, done, cell))
 

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,17 +90,20 @@ def worker_command(order: Order) -> process.Command:
     )
 
 
-def open_worker(order: Order, before: Opened | None) -> Opened:
-    """Spawn to READY. On any failure nothing is left behind, and the error carries the report.
+def open_worker(order: Order, before: Opened | None, adopt: Callable[[Opened], None]) -> None:
+    """Spawn to READY, and hand the worker to `adopt`. On any failure nothing is left behind, and the
+    error carries the report.
 
     before: the same backend's last worker, whose memory and lock the new one takes over.
+    adopt: called at the end, so that an interrupt never finds a worker that belongs to nobody.
     """
     if before is not None:
         data = before.worker.data
-        return _open_locked(order, before.lock, None if data is None else data.block)
+        _open_locked(order, before.lock, None if data is None else data.block, adopt)
+        return
     lock = _lock(order)
     try:
-        return _open_locked(order, lock, None)
+        _open_locked(order, lock, None, adopt)
     except BaseException:
         if lock is not None:
             lock.release()
@@ -114,7 +117,9 @@ def _lock(order: Order) -> GpuLock | None:
     return GpuLock.acquire(order.plan.device.uuid, order.init.rank, share=order.share)
 
 
-def _open_locked(order: Order, lock: GpuLock | None, block: shm.Block | None) -> Opened:
+def _open_locked(
+    order: Order, lock: GpuLock | None, block: shm.Block | None, adopt: Callable[[Opened], None]
+) -> None:
     started_s = time.monotonic()
     worker = Worker(worker_command(order))
     try:
@@ -125,6 +130,8 @@ def _open_locked(order: Order, lock: GpuLock | None, block: shm.Block | None) ->
         verdict = _judged(order, worker, hello, reply.device)
         layout = Layout(reply.model.sizes, init.publish, order.banks)
         worker.attached(handshake.attach(worker.talk, init, layout, block))
+        opened = Opened(worker, hello, reply, verdict, lock, time.monotonic() - started_s)
+        adopt(opened)
     except OutboardError as error:
         _failed(order, worker, error)
         raise
@@ -133,14 +140,12 @@ def _open_locked(order: Order, lock: GpuLock | None, block: shm.Block | None) ->
         _failed(order, worker, error)
         raise error from None
     except BaseException:  # KeyboardInterrupt while building
-        worker.end(0.0, keep_log=True)
+        worker.end(0.0, keep_log=False)
         raise
-    opened = Opened(worker, hello, reply, verdict, lock, time.monotonic() - started_s)
     LOG.info(
         "READY rank=%d pid=%d simulator=%s device=%r seconds=%.3f",
         init.rank, hello.pid, order.simulator, device_words(order, opened), opened.opened_s,
     )  # fmt: skip
-    return opened
 
 
 def _judged(order: Order, worker: Worker, hello: Hello, report: DeviceReport) -> Verdict:
@@ -189,9 +194,7 @@ def _obituary(order: Order, worker: Worker, gone: PeerGone) -> OutboardError:
 
 
 def _failed(order: Order, worker: Worker, error: OutboardError) -> None:
-    phase = worker.phase.value
-    if worker.phase is Phase.FAILED:
-        phase = getattr(error, "phase", "") or phase
+    phase = (worker.talk.reached if worker.phase is Phase.FAILED else worker.phase).value
     error.report = error_report(order, worker, phase)
     LOG.error("FAILED rank=%d phase=%s %s", order.init.rank, phase, error.message)
     worker.end(0.0, keep_log=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import queue
 import select
@@ -107,11 +109,18 @@ class _Spawner:
                 answer.put((None, error))
 
     def call(self, job: Callable[[], Any]) -> Any:
+        """Runs `job` there. An interrupt waits for its end: what it starts must not be lost."""
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        interrupt: KeyboardInterrupt | None = None
         self._jobs.put((job, answer))
-        result, error = answer.get()
-        if error is not None:
-            raise error
+        while True:
+            try:
+                result, error = answer.get()
+                break
+            except KeyboardInterrupt as caught:
+                interrupt = caught
+        if interrupt is not None or error is not None:
+            raise interrupt or error
         return result
 
 
@@ -173,38 +182,52 @@ class WorkerProcess:
     def __init__(self, command: Command) -> None:
         self.command = command
         self.owner = os.getpid()
-        self.log = logs.create(command.rank)
-        host_end, worker_end = socket.socketpair()
-        self.control = host_end
-        try:
-            self._popen: subprocess.Popen[bytes] = _on_spawner(lambda: self._start(worker_end))
-        except OSError as error:
-            host_end.close()
-            self.log.remove()
-            raise WorkerLaunchError(
-                f"cannot start {command.python}: {error.strerror or error}. "
-                "Is it the path of a Python interpreter?"
-            ) from None
-        finally:
-            worker_end.close()
-        self.pid = self._popen.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        self._popen: subprocess.Popen[bytes] | None = None
         self._exit: str | None = None
+        self.pid = self.pidfd = -1
+        self.log = logs.create(command.rank)
+        try:
+            self._open()
+        except BaseException as error:
+            self.log.remove()
+            if isinstance(error, OSError):
+                raise WorkerLaunchError(_why_not(command.python, error)) from None
+            raise
         self.started_s = time.monotonic()
         with _started_lock:
             _started.add(self)
 
-    def _start(self, worker_end: socket.socket) -> subprocess.Popen[bytes]:
-        fd = worker_end.fileno()
-        return subprocess.Popen(
-            self.command.argv(fd),
-            stdin=subprocess.DEVNULL,
-            stdout=self.log.fd,
-            stderr=self.log.fd,
-            env=dict(self.command.env),
-            pass_fds=[fd],
-            start_new_session=True,  # its own group: ^C in a terminal is the host's to handle
-        )
+    def _open(self) -> None:
+        self.control, worker_end = socket.socketpair()
+        try:
+            _on_spawner(lambda: self._start(worker_end))
+        except BaseException:  # which may have come after the start
+            self.signal_group(signal.SIGKILL)
+            self._reap()
+            self.control.close()
+            self._close_pidfd()
+            raise
+        finally:
+            worker_end.close()
+
+    def _start(self, worker_end: socket.socket) -> None:
+        # A host that was started without standard streams gives out their numbers, and in the worker they
+        # are taken.
+        fd = fcntl.fcntl(worker_end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+        try:
+            self._popen = subprocess.Popen(
+                self.command.argv(fd),
+                stdin=subprocess.DEVNULL,
+                stdout=self.log.fd,
+                stderr=self.log.fd,
+                env=dict(self.command.env),
+                pass_fds=[fd],
+                start_new_session=True,  # its own group: ^C in a terminal is the host's to handle
+            )
+        finally:
+            os.close(fd)
+        self.pid = self._popen.pid
+        self.pidfd = os.pidfd_open(self.pid)
 
     # -- life and death --------------------------------------------------------------------------
 
@@ -219,9 +242,9 @@ class WorkerProcess:
     def signal_group(self, number: int) -> None:
         """Signal the worker and what it started. Only before it is reaped: until then the number of
         its process group cannot belong to anybody else."""
-        if self._exit is None and os.getpid() == self.owner:
+        if self._popen is not None and self._exit is None and os.getpid() == self.owner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+                os.killpg(self._popen.pid, number)
 
     def end(self, grace_s: float = 0.0) -> str:
         """Wait `grace_s` for the process to end by itself, kill its group, reap it, close everything.
@@ -230,12 +253,17 @@ class WorkerProcess:
         """
         if self._exit is None and os.getpid() != self.owner:
             self._exit = "belongs to another process"
-        if self._exit is None:
-            self.dead(grace_s)
-            self.signal_group(signal.SIGKILL)
-            self._exit = self._reap()
-        for close in (self.control.close, self._close_pidfd):
-            close()
+        try:
+            if self._exit is None:
+                try:
+                    self.dead(grace_s)
+                finally:  # an interrupt ends the wait, and not the rest
+                    self.signal_group(signal.SIGKILL)
+                    self._exit = self._reap()
+        finally:
+            self._exit = self._exit or "killed, and not waited for"
+            self.control.close()
+            self._close_pidfd()
         return self._exit
 
     def _close_pidfd(self) -> None:
@@ -244,6 +272,8 @@ class WorkerProcess:
             self.pidfd = -1
 
     def _reap(self) -> str:
+        if self._popen is None:
+            return "never started"
         # Uninterruptible kernel states (a driver call) can outlive SIGKILL for a while.
         try:
             code = self._popen.wait(30.0)
@@ -263,6 +293,14 @@ class WorkerProcess:
                 code = info.si_status
                 return exit_words(code if info.si_code == os.CLD_EXITED else -code)
         return "its exit status was taken by somebody else in this process"
+
+
+def _why_not(python: str, error: OSError) -> str:
+    """What kept the worker from being started, in words."""
+    text = f"cannot start {python}: {error.strerror or error}"
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
+        return f"{text}. Is it the path of a Python interpreter?"
+    return text
 
 
 _HINTS = {

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -589,6 +590,7 @@ class Member:
 
 _RECORD_BYTES = 8192  # of one Member; every rank sends the same size
 _ERROR_CHARS = 1500  # at most four bytes each
+_SLICE_S = 0.5  # how often a waiting rank looks whether another one has given up
 # The store of rank 0 serves the others while they leave, and a later init_process_group on the same
 # port shares it; so it lives as long as the process.
 _stores: list[Any] = []
@@ -704,14 +706,31 @@ def _group_of_store(dist: Any, own: Member, size: int, deadline: Deadline, addre
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     ours = dist.PrefixStore(f"outboard/unique/{attempt}/{len(_stores)}", store)
     ours.set(f"here/{own.rank}", "1")
-    names = [f"here/{rank}" for rank in range(size)]
-    try:
-        ours.wait(names, timedelta(seconds=deadline.remaining_s()))
-    except RuntimeError:
-        missing = [rank for rank, name in enumerate(names) if not ours.check([name])]
-        raise RuntimeError(f"rank(s) {missing} did not come") from None
+    _wait_for_all(ours, size, deadline, listens)
     left = timedelta(seconds=max(1.0, deadline.remaining_s()))
     return dist.ProcessGroupGloo(ours, own.rank, size, timeout=left)
+
+
+def _wait_for_all(store: Any, size: int, deadline: Deadline, listens: bool) -> None:
+    """Every rank is here, or RuntimeError naming those that are not: in all ranks at about the same
+    time, because the first to run out of time leaves its finding for the others."""
+    names, finding = [f"here/{rank}" for rank in range(size)], "missing"
+    while True:
+        left_s = min(_SLICE_S, max(deadline.remaining_s(), 0.001))
+        try:
+            store.wait(names, timedelta(seconds=left_s))
+            return
+        except RuntimeError:
+            if store.check([finding]):
+                missing = store.get(finding).decode()
+            elif not deadline.expired():
+                continue
+            else:
+                missing = ", ".join(n[5:] for n in names if not store.check([n]))
+                store.set(finding, missing)
+            if listens:  # the store ends with this process: the others read the finding first
+                time.sleep(2 * _SLICE_S)
+            raise RuntimeError(f"rank(s) {missing} did not come") from None
 
 
 def _meeting_point(address: str) -> tuple[str, int, bool]:

@@ -17,6 +17,14 @@ BACKENDS: dict[str, type[Backend]] = {
 # What a plain installation can run; the others need an environment or hardware of their own.
 EMBEDDED = MuJoCoBackend.simulator
 
+_SCENE = "humanoid29"
+
+
+def default_scene(name: str) -> str:
+    """The scene that is taken when none is named: a robot of ours, or none where nothing is loaded
+    but our own arithmetic."""
+    return _SCENE if find(name).traits.packages else ""
+
 
 def find(name: str) -> type[Backend]:
     """The backend of that name. UsageError lists those there are."""

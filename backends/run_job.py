@@ -35,7 +35,7 @@ class RunCfg:
     devices: tuple[str, ...]
     backend: str = registry.EMBEDDED
     simulator: str = ""  # FILE:CLASS instead of `backend`
-    scene: str = ""
+    scene: str = ""  # "": the backend's default; nothing for a simulator that is not ours
     num_envs: int = 256  # per rank
     steps: int = 1000
     ranks: int | None = None  # None: one per device
@@ -52,12 +52,16 @@ class RunCfg:
                 f"rank, as in --devices {','.join(['cpu'] * (self.ranks or 1))}"
             )
 
+    @property
+    def scene_or_default(self) -> str:
+        return self.scene or ("" if self.simulator else registry.default_scene(self.backend))
+
     def open(self, rank: int) -> Backend:
         return registry.open_backend(
             self.backend,
             self.simulator,
             device=self.devices[rank],
-            scene=self.scene,
+            scene=self.scene_or_default,
             num_envs=self.num_envs,
             decimation=self.decimation,
             publish=self.publish,
@@ -84,7 +88,12 @@ class Rank:
         and waited for first: the others' answers lie ready while this process looks elsewhere, and
         that is no cost of the protocol."""
         step = self.backend.timings.since(before)
-        self._measured = Timings(*(sum(pair) for pair in zip(self._measured, step, strict=True)))
+        so_far = self._measured
+        self._measured = Timings(
+            so_far.commands + step.commands,
+            so_far.wall_s + step.wall_s,
+            so_far.sim_s + step.sim_s,
+        )
 
     @property
     def sim_us(self) -> float:
@@ -206,7 +215,7 @@ def _run(cfg: RunCfg, fleet: Fleet, console: Console) -> None:
     what = cfg.simulator or cfg.backend
     count = f"{len(cfg.devices)} worker{'s' if len(cfg.devices) > 1 else ''}"
     try:
-        with _narrated(console, f"opening {count}: {what} {cfg.scene}".rstrip()):
+        with _narrated(console, f"opening {count}: {what} {cfg.scene_or_default}".rstrip()):
             fleet.open()
         job = Job(cfg, [Rank(i, backend, cfg) for i, backend in enumerate(fleet.backends)])
         console.print(_acknowledgements(job.ranks))
@@ -219,6 +228,7 @@ def _run(cfg: RunCfg, fleet: Fleet, console: Console) -> None:
         finally:
             if stopped_by or job.done == cfg.steps:
                 _write(cfg.json_path, job.result(stopped_by))
+        console.print()
         console.print(_summary(job))
         _explain_flagged(job, console)
     finally:

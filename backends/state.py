@@ -42,6 +42,9 @@ class State:
             f"the state is read-only; use set_state() to change {name!r} in the simulator"
         )
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("the state is read-only")
+
     def __getattr__(self, name: str) -> Any:
         # Only called for slots that are empty and for names that do not exist.
         if name in PUBLISHABLE:

@@ -28,41 +28,50 @@ class Watcher:
     """A thread on the worker's pidfd: marks the bell and rings it when the worker is dead."""
 
     def __init__(self, process: WorkerProcess, bell: Doorbell) -> None:
-        self._stop = os.eventfd(0)
-        self._thread = threading.Thread(
-            target=_watch,
-            args=(os.dup(process.pidfd), self._stop, bell, process),
-            name=f"outboard-watch-{process.pid}",
-            daemon=True,
-        )
-        self._thread.start()
+        self._fds = [os.eventfd(0)]  # the first one stops the thread
+        try:
+            self._fds.append(os.dup(process.pidfd))
+            self._thread = threading.Thread(
+                target=_watch,
+                args=(*self._fds, bell, process),
+                name=f"outboard-watch-{process.pid}",
+                daemon=True,
+            )
+            self._thread.start()
+        except BaseException:
+            self._close()
+            raise
 
     def stop(self) -> None:
-        """Ends the thread. Its descriptors go with it."""
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._stop, 1)
-        self._thread.join(5.0)
-        os.close(self._stop)
+        """Ends the thread and closes its descriptors."""
+        os.eventfd_write(self._fds[0], 1)
+        try:
+            # A backend that is collected may be so on any thread, also on this one.
+            if threading.current_thread() is not self._thread:
+                self._thread.join(5.0)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
 
 
-def _watch(pidfd: int, stop: int, bell: Doorbell, process: WorkerProcess) -> None:
+def _watch(stop: int, pidfd: int, bell: Doorbell, process: WorkerProcess) -> None:
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
     poll.register(stop, select.POLLIN)
-    try:
-        while True:
-            ready = {fd for fd, _ in poll.poll(int(_TICK_S * 1e3))}
-            if stop in ready:
-                return
-            if pidfd in ready:
-                bell.wake(gone=True)
-                return
-            if bell.sleeping:
-                bell.wake()
-            with contextlib.suppress(OSError):
-                process.log.keep_small()
-    finally:
-        os.close(pidfd)
+    poll.register(pidfd, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll(int(_TICK_S * 1e3))}
+        if stop in ready:
+            return
+        if ready:
+            bell.wake(gone=True)
+            return
+        if bell.sleeping:
+            bell.wake()
+        with contextlib.suppress(OSError):
+            process.log.keep_small()
 
 
 class Worker:
@@ -126,21 +135,31 @@ class Worker:
     def end(self, grace_s: float, keep_log: bool) -> str:
         """Take everything apart: ask, wait `grace_s`, kill, reap, release. How the process ended.
 
-        Idempotent; in a forked child of the host it releases and signals nobody.
+        The log goes, unless `keep_log`, or the worker was asked to leave and had to be killed.
+        Idempotent; in a forked child of the host it releases and signals nobody. An interrupt ends the
+        waits and not the taking apart.
         """
         if self._ended:
             return self.process.exit_now()
         self._ended = True
         mine = os.getpid() == self.process.owner
-        left_well = mine and grace_s > 0 and self.leave(grace_s)
-        how = self.process.end()
-        if mine and self._watcher is not None:
-            self._watcher.stop()
-        if self.data is not None:
-            self.data.bell.close()
-        self.talk.channel.close()
-        if mine and left_well and not keep_log:
+        asked = mine and grace_s > 0
+        left_well = False
+        with contextlib.ExitStack() as last_to_first:
+            last_to_first.callback(
+                lambda: self._end_log(mine, keep_log or (asked and not left_well))
+            )
+            last_to_first.callback(self.talk.channel.close)
+            if self.data is not None:
+                last_to_first.callback(self.data.bell.close)
+            if mine and self._watcher is not None:
+                last_to_first.callback(self._watcher.stop)
+            last_to_first.callback(self.process.end)
+            left_well = asked and self.leave(grace_s)
+        return self.process.exit_now()
+
+    def _end_log(self, mine: bool, keep: bool) -> None:
+        if mine and not keep:
             self.process.log.remove()
         else:
             self.process.log.close()
-        return how

@@ -5,6 +5,7 @@ worker sends the preamble: eight raw bytes, magic and version, readable by any v
 """
 
 import array
+import os
 import select
 import socket
 import struct
@@ -50,8 +51,6 @@ class Channel:
         return self._sock.fileno()
 
     def close(self) -> None:
-        import os
-
         self._sock.close()
         for fd in self._fds:
             os.close(fd)
@@ -139,7 +138,9 @@ class Channel:
                 fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
                 self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC or len(self._fds) > _MAX_FDS:
-            raise ProtocolError(f"more than {_MAX_FDS} file descriptors came")
+            raise ProtocolError(
+                f"more file descriptors came than the {_MAX_FDS} allowed, or than this process may open"
+            )
         if not data:
             raise PeerGone(self._torn() or "the other end closed the control channel")
         self._buffer += data

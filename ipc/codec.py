@@ -6,7 +6,18 @@ have the declared type; numpy scalars are refused at the sender by field name. N
 
 import dataclasses
 import functools
-from typing import Any, Dict, Mapping, Optional, Tuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack
 
@@ -40,6 +51,8 @@ def _walk(kind: Any, value: Any, where: str, down: bool) -> Any:
             raise _Wrong(where, f"{type(value).__name__} where {kind.__name__} belongs")
         if kind is int and not -(1 << 63) <= int(value) < 1 << 64:
             raise _Wrong(where, "integer beyond 64 bits")
+        if kind is str and down and value != value.encode("utf-8", "replace").decode("utf-8"):
+            raise _Wrong(where, f"{value!r} is not text: a file name that is not UTF-8?")
         return value
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _lower(kind, value, where) if down else _raise(kind, value, where)
@@ -113,6 +126,13 @@ def encode(message: Message) -> bytes:
     return body
 
 
+def _each_once(pairs: List[Tuple[Any, Any]]) -> Dict[Any, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a map names a field twice")
+    return fields
+
+
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"msgpack extension type {code}")
 
@@ -130,6 +150,7 @@ def decode(body: bytes) -> Message:
             strict_map_key=True,
             timestamp=0,
             ext_hook=_refuse_extension,
+            object_pairs_hook=_each_once,
         )
     # msgpack raises ValueError and its own subclasses of Exception (ExtraData, StackError, ...).
     except (ValueError, msgpack.UnpackException, RecursionError, TypeError, OverflowError) as error:

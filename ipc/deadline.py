@@ -23,10 +23,6 @@ class Deadline:
     def expired(self) -> bool:
         return time.monotonic_ns() >= self.at_ns
 
-    def forgive(self, seconds: float) -> None:
-        """Move the deadline: time in which this process was itself suspended does not count."""
-        self.at_ns += int(seconds * 1e9)
-
     def poll_ms(self) -> int:
         """The same for `select.poll`: milliseconds rounded up, at most ten seconds at once."""
         return min(10_000, math.ceil(min(self.remaining_s(), 10.0) * 1e3))

@@ -24,11 +24,13 @@ def normalise_uuid(text: str, kind: str = GPU) -> str:
     """`text` as `GPU-` (or `MIG-`) plus 8-4-4-4-12 lower-case hex digits.
 
     Sources disagree: torch prints no prefix, NVML and nvidia-smi print one, hex case varies.
-    Raises ValueError for anything that is not one whole UUID, and for the all-zero UUID, which
-    drivers return when they do not know.
+    Raises ValueError for anything that is not one whole UUID, for one with the prefix of another kind,
+    and for the all-zero UUID, which drivers return when they do not know.
     """
     bare = text.strip()
-    if bare[:4].upper() in ("GPU-", "MIG-"):
+    if bare[:4].upper() in PREFIX.values():
+        if bare[:4].upper() != PREFIX[kind]:
+            raise ValueError(f"{text!r} is not the UUID of a {kind} device")
         bare = bare[4:]
     bare = bare.lower()
     if re.match(r"[0-9a-f]{32}\Z", bare):

@@ -15,11 +15,10 @@ import ctypes
 import os
 import secrets
 import time
-from typing import Any, Callable, Generator, Optional, Tuple
+from typing import Any, Callable, Generator, List, Optional, Tuple
 
 import posix_ipc
 
-from .deadline import Deadline
 from .errors import DeadlinePassed, PeerGone
 
 # About 1.5 us of looking at 60 ns a look: an answer that comes while both are awake is found here.
@@ -29,17 +28,18 @@ _QUICK_LOOKS = range(24)
 _LOOKS_PER_YIELD = range(16)
 # A timed sleep ends 50 to 100 us late on a virtual machine, so the nap ends this much before the expected
 # end; long steps vary by some per cent, so the margin grows with them. 120 us and a tenth keep the wait at
-# 9 to 12 % of a core for steps of 1 to 20 ms.
+# 9 to 12 % of a core for steps of 1 to 20 ms. It stops growing there: of a step of seconds nobody
+# misses the microseconds, and a tenth of it would be a core and a deadline lost to polling.
 _MARGIN_NS = 120_000
 _MARGIN_FRACTION = 0.1
+_MARGIN_MAX_NS = 2_000_000
 # Polling past the expected end goes on for this many margins before sleeping: longer steals a core
 # from a worker that wants all of them.
 _POLL_MARGINS = 3
 # One sleep. Bounds how late a death or a deadline is seen should a post be missed.
 _NAP_S = 0.05
-# A nap that took this much longer than asked means that this process was stopped or the wall clock
-# was set; that time does not count against the peer.
-_SUSPENDED_S = 1.0
+# From seeing a sequence number to its post: the two are an instruction apart.
+_SETTLE_S = 0.001
 
 _libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL: os.sched_yield drops it, and with a busy Python
 _yield = _libc.sched_yield  # thread beside us every drop costs a 5 ms switch interval
@@ -83,16 +83,15 @@ class Doorbell:
     `ring()` posts; the caller has stored the sequence number before. `wait(expected, history,
     timeout_s)` returns once the peer rang with sequence number `expected`; PeerGone when it is dead and
     did not, DeadlinePassed when it is silent. An exception (KeyboardInterrupt) may leave `wait` at any
-    instruction; calling it again resumes.
+    instruction; calling it again resumes: whatever became of the post, the sequence number is there.
     """
 
-    __slots__ = ("_cell", "_listen", "_post", "gone", "ring", "sleeping", "torn", "wait")
+    __slots__ = ("_cell", "_listen", "_post", "gone", "ring", "sleeping", "wait")
 
     def __init__(self, post: Any, listen: Any, cell: "memoryview") -> None:
         self._post = post
         self._listen = listen
         self._cell = cell
-        self.torn = False  # a wait was left by an exception: its post may or may not be taken
         self.gone = False  # the peer is dead; set by `wake`
         self.sleeping = False  # in a sleep, where a watcher may have to call `wake`
         self.ring: Callable[[], None] = post.release
@@ -101,24 +100,17 @@ class Doorbell:
     def _make_wait(self) -> Callable[[int, History, float], None]:
         """The first stage of a wait, as a closure: locals instead of attributes save a quarter of a
         microsecond of the 1.5 that a whole exchange takes."""
-        listen, cell = self._listen, self._cell
+        listen, cell, wait_long = self._listen, self._cell, self._wait_long
         acquire = listen.acquire
 
         def wait(expected: int, history: History, timeout_s: float) -> None:
-            if self.torn:
-                self._resume(expected, Deadline(timeout_s))
-                return
-            try:
-                for _ in _QUICK_LOOKS:
-                    if listen.value:
-                        acquire()
-                        if cell[0] == expected:
-                            return
-                        break
-                self._wait_long(expected, history, timeout_s)
-            except BaseException:
-                self.torn = True
-                raise
+            for _ in _QUICK_LOOKS:
+                if listen.value:
+                    acquire()
+                    if cell[0] == expected:
+                        return
+                    break
+            wait_long(expected, history, timeout_s)
 
         return wait
 
@@ -131,33 +123,37 @@ class Doorbell:
     def close(self) -> None:
         self._post.close()
         self._listen.close()
+        del self.wait  # it holds us, and the block with us, until the garbage collector comes
 
     def _wait_long(self, expected: int, history: History, timeout_s: float) -> None:
-        deadline = Deadline(timeout_s)
         started = _clock()
-        margin = max(_MARGIN_NS, int(history.low_ns * _MARGIN_FRACTION))
+        margin = max(_MARGIN_NS, min(int(history.low_ns * _MARGIN_FRACTION), _MARGIN_MAX_NS))
         nap_ns = history.low_ns - margin
+        nap_s = min(nap_ns * 1e-9, timeout_s) if nap_ns > margin // 2 else 0.0
         if not (
-            (nap_ns > margin // 2 and self._nap(nap_ns * 1e-9, expected))
+            (nap_s and self._sleep(expected, nap_s))
             or self._poll(_POLL_MARGINS * margin, expected)
+            or self._sleep(expected, timeout_s - nap_s)
         ):
-            self._sleep(expected, deadline)
+            raise DeadlinePassed
         history.note(_clock() - started)
 
     def _arrived(self, expected: int) -> bool:
-        """After a post was taken: was it the ring we wait for?"""
+        """Whether the peer rang for `expected`; PeerGone when it did not and never will."""
+        gone = self.gone  # read first: what it rang before it died counts
         if self._cell[0] == expected:
             return True
-        if self.gone:
+        if gone:
             raise PeerGone("the other side of the bell is gone")
         return False
 
-    def _nap(self, seconds: float, expected: int) -> bool:
+    def _nap(self, seconds: float) -> bool:
+        """Sleep until a post, which is taken: True."""
         try:
             self._listen.acquire(seconds)
         except (posix_ipc.BusyError, posix_ipc.SignalError):
             return False
-        return self._arrived(expected)
+        return True
 
     def _poll(self, budget_ns: int, expected: int) -> bool:
         listen, end = self._listen, _clock() + budget_ns
@@ -171,40 +167,27 @@ class Doorbell:
                 return False
             _yield()
 
-    def _sleep(self, expected: int, deadline: Deadline) -> None:
-        self.sleeping = True
+    def _sleep(self, expected: int, seconds: float) -> bool:
+        """Nap until the peer rang (True) or until `seconds` have been slept (False).
+
+        A nap counts as what was asked for at most: time in which this process was stopped, or the wall
+        clock was set back, does not count against the peer.
+        """
         try:
-            while True:
-                nap_s = min(_NAP_S, deadline.remaining_s())
-                before = _clock()
-                if self._nap(nap_s, expected):
-                    return
-                if self.gone:
-                    self._arrived(expected)
-                late_s = (_clock() - before) * 1e-9 - nap_s
-                if late_s > _SUSPENDED_S:
-                    deadline.forgive(late_s)
-                elif deadline.expired():
-                    # Look once more: the answer may have come while we were not running.
-                    if self._cell[0] == expected and self._nap(0, expected):
-                        return
-                    raise DeadlinePassed
+            self.sleeping = True
+            while not self._arrived(expected):
+                if seconds <= 0:
+                    return False
+                asked, before = min(_NAP_S, seconds), _clock()
+                if self._nap(asked) and self._arrived(expected):
+                    return True
+                seconds -= min(asked, (_clock() - before) * 1e-9)
         finally:
             self.sleeping = False
-
-    def _resume(self, expected: int, deadline: Deadline) -> None:
-        """Go on after an interrupted wait, which may have taken the post and not said so."""
-        while self._cell[0] != expected:
-            try:
-                self._sleep(expected, deadline)
-                break
-            except DeadlinePassed:
-                if self._cell[0] != expected:
-                    raise
-        with contextlib.suppress(posix_ipc.BusyError):
-            while True:  # a post of this ring that is still there; acquiring also orders memory
-                self._listen.acquire(0)
-        self.torn = False
+        # Rung, and we took no post for it: a wait that an exception left has taken it, or it comes in
+        # this moment, and taking it is what orders memory.
+        self._nap(_SETTLE_S)
+        return True
 
 
 # -- the two semaphores ------------------------------------------------------------------------------
@@ -219,16 +202,20 @@ def semaphore_pair() -> Generator[Tuple[Any, Any, str, str], None, None]:
     opened them by its end. A kill inside leaves two 32-byte files, which `remove_stale` takes away."""
     remove_stale()
     stem = _PREFIX + secrets.token_hex(12)
-    made = []
+    names = stem + "-g", stem + "-d"
+    made: List[Any] = []
     try:
-        for suffix in ("-g", "-d"):
-            name = stem + suffix
+        for name in names:
             made.append(posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0))
-        yield made[0], made[1], stem + "-g", stem + "-d"
-    finally:
+        yield made[0], made[1], names[0], names[1]
+    except BaseException:
         for semaphore in made:
+            semaphore.close()
+        raise
+    finally:
+        for name in names:  # by name: a closed semaphore refuses
             with contextlib.suppress(posix_ipc.ExistentialError):
-                semaphore.unlink()
+                posix_ipc.unlink_semaphore(name)
 
 
 def open_semaphores(go_name: str, done_name: str) -> Tuple[Any, Any]:

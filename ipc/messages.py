@@ -16,6 +16,7 @@ from .layout import Sizes
 PROTOCOL_VERSION = 1
 MAGIC = b"OUTB"  # then the version as a little-endian u32: the preamble, read before any decoding
 NONCE_BYTES = 16
+MAX_PIXELS = 2048  # each way, of a picture
 
 Scalar = Union[bool, int, float, str]
 
@@ -199,6 +200,11 @@ class SetProperty:
     env_ids: Tuple[int, ...]
     values: bytes
 
+    def __post_init__(self) -> None:
+        rows = len(self.env_ids)
+        if len(self.values) % (4 * rows) if rows else self.values:
+            raise ValueError(f"values has {len(self.values)} bytes for {rows} environments")
+
 
 @dataclass(frozen=True)
 class SetPropertyReply:
@@ -215,8 +221,8 @@ class Render:
     camera: Dict[str, float]
 
     def __post_init__(self) -> None:
-        if not (0 < self.width <= 2048 and 0 < self.height <= 2048):
-            raise ValueError("a picture is 1 to 2048 pixels wide and high")
+        if not (0 < self.width <= MAX_PIXELS and 0 < self.height <= MAX_PIXELS):
+            raise ValueError(f"a picture is 1 to {MAX_PIXELS} pixels wide and high")
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,10 @@ class RenderReply:
     width: int
     height: int
     rgb: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.rgb) != 3 * self.width * self.height:
+            raise ValueError(f"{len(self.rgb)} bytes are no {self.width} x {self.height} picture")
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,14 @@ class Block:
             os.close(self.fd)
             self.fd = -1
 
+    def __del__(self) -> None:
+        # For a block whose owner was interrupted or collected before it could close it.
+        if hasattr(self, "fd"):
+            self.close_fd()
+
     def restamp(self, nonce: bytes) -> None:
-        """Give the same memory to a new worker: a new nonce, sequence numbers from zero, no data."""
+        """Give the same memory to a new worker: a new nonce, sequence numbers from zero. The
+        fields keep what the last worker left."""
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"the nonce has {len(nonce)} bytes")
         self.nonce = nonce
@@ -143,7 +149,11 @@ def attach(fd: int, layout: Layout, nonce: bytes) -> Block:
         raise ProtocolError(
             f"the block's descriptor has {status.st_size} bytes, not {layout.total_bytes}"
         )
-    if fcntl.fcntl(fd, F_GET_SEALS) & SEALS != SEALS:
+    try:
+        seals = fcntl.fcntl(fd, F_GET_SEALS)
+    except OSError:  # a file that cannot be sealed
+        seals = 0
+    if seals & SEALS != SEALS:
         raise ProtocolError("the block is not sealed: its pages could be taken away")
     block = Block(fd, layout, nonce)
     block.check_identity()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ def python38() -> str:
         missing(f"no Python 3.8 worker environment at {path}; `make test` makes one, or set "
                 "OUTBOARD_PYTHON38")  # fmt: skip
     return path
+
+
+@pytest.fixture(params=["this Python", "Python 3.8"])
+def worker_python(request: pytest.FixtureRequest) -> str:
+    """The worker's interpreter: the host's own, and the oldest."""
+    if request.param == "this Python":
+        return sys.executable
+    return request.getfixturevalue("python38")
 
 
 @pytest.fixture

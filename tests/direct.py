@@ -89,7 +89,7 @@ class Direct:
     def _on_progress(self, stage: str, done: int, total: int) -> None:
         self.progress.append(stage)
 
-    def __enter__(self) -> "Direct":
+    def __enter__(self) -> Direct:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -7,6 +7,7 @@ which finds a worker also when its host is dead and it belongs to nobody.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -14,17 +15,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from outboard.backends import launch
+from outboard.ipc import doorbell
 
 # What another session of this suite makes and unlinks at the same time is gone by then, and so is a
 # process that is being reaped.
 _GRACE_S = 1.0
 # Lives as long as the process, on purpose (backends/process.py).
 _KEPT_THREADS = {"outboard-spawner"}
+# Semaphores have these names for milliseconds while a backend opens. Another session of this suite on
+# this machine makes them too, so of these only those count that this process made.
+_SEMAPHORES = "sem.outboard-"
+_made: set[str] = set()
 # The standard library's own helper, which lives as long as the process.
 _KEPT_CHILD = "multiprocessing.resource_tracker"
 
@@ -99,7 +106,11 @@ def look(runtime: str) -> Residue:
             for thread in threading.enumerate()
             if thread.name.startswith("outboard-") and thread.name not in _KEPT_THREADS
         ),
-        names=frozenset(name for name in os.listdir("/dev/shm") if "outboard" in name),
+        names=frozenset(
+            name
+            for name in os.listdir("/dev/shm")
+            if "outboard" in name and (name in _made or not name.startswith(_SEMAPHORES))
+        ),
         logs=frozenset(map(str, Path(runtime, "outboard").glob("*"))),
         processes=frozenset(_processes(runtime)),
     )
@@ -143,21 +154,26 @@ def logs_may_stay() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(
-    request: pytest.FixtureRequest, private_folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest, private_folders: Path) -> Iterator[None]:
     """Fails the test that leaves something behind."""
     runtime = str(private_folders / "XDG_RUNTIME_DIR")
     named: set[str] = set()
-    error_report = launch.error_report
+    error_report, semaphore_pair = launch.error_report, doorbell.semaphore_pair
 
     def noting_report(*args: object) -> object:
         report = error_report(*args)  # type: ignore[arg-type]
         named.add(report.log_path)
         return report
 
+    @contextlib.contextmanager
+    def noting_pair() -> Iterator[Any]:
+        with semaphore_pair() as pair:
+            _made.update("sem." + name.lstrip("/") for name in pair[2:])
+            yield pair
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "error_report", noting_report)
+        patch.setattr(doorbell, "semaphore_pair", noting_pair)
         before = look(runtime)
         yield
         if "logs_may_stay" in request.fixturenames:

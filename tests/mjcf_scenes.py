@@ -59,3 +59,34 @@ f 1 2 4
 f 1 4 3
 f 2 3 4
 """
+
+MESH = '<asset><mesh name="m" file="m.obj"/></asset>'
+
+FLOOR = '<geom name="floor" type="plane" size="0 0 1" {}/>'
+
+# Another file, whose robot comes by <attach> from leg.xml.
+ATTACHED = """<mujoco><asset><model name="leg" file="leg.xml"/></asset>
+<worldbody><attach model="leg" body="trunk" prefix="left_"/></worldbody></mujoco>"""
+
+STAND = 'name="stand" qpos="0 0 .5 2 0 0 0 .3"'  # attributes of a <key>
+
+
+def key(attributes: str) -> str:
+    """A section with one keyframe."""
+    return f"<keyframe><key {attributes}/></keyframe>"
+
+
+def position(attributes: str) -> str:
+    """The knee's actuator."""
+    return f'<position name="knee_servo" joint="knee" {attributes}/>'
+
+
+def meshed(folder: Path, attributes: str) -> Path:
+    """The leg with a collision mesh (geom 3, attributes of its <mesh> given) and a visual one."""
+    write(folder, TETRAHEDRON, "m.obj")
+    top = f'<asset><mesh name="m" file="m.obj" {attributes}/></asset>'
+    shin = (
+        '<geom type="mesh" mesh="m" pos="0 .1 0" euler="10 20 30"/>'
+        '<geom type="mesh" mesh="m" contype="0" conaffinity="0"/>'
+    )
+    return write(folder, leg(top=top, shin=shin))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -33,6 +34,15 @@ TWO = f"{U0}@0000:00:06.0,{U1}@0000:00:07.0"
 M0 = "MIG-5ca1ab1e-0000-4000-8000-000000000000"
 M1 = "MIG-5ca1ab1e-0000-4000-8000-000000000001"
 WITH_MIG = f"{U0}@0000:00:06.0,{U1}@0000:00:07.0/{M0}/{M1}"
+
+# Put before a child's code: `outboard.backends` without its __init__, which imports every backend and
+# takes longer than all that these children do.
+ONE_MODULE = f"""
+import sys, types
+package = types.ModuleType("outboard.backends")
+package.__path__ = [{str(ROOT / "backends")!r}]
+sys.modules[package.__name__] = package
+"""
 
 WORKER_PYTHON = ROOT / ".venv-worker38" / "bin" / "python"
 
@@ -106,3 +116,27 @@ def run_child(code: str, environment: dict[str, str], python: str = sys.executab
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
     return done.stdout.strip()
+
+
+SURVEY = """
+import json
+from outboard.ipc import cuda_driver
+gpus, why = cuda_driver.survey()
+print(json.dumps([[gpu.uuid for gpu in gpus], why]))
+"""
+
+
+@functools.cache
+def _ask_real_driver() -> tuple[list[str], str]:
+    return json.loads(run_child(SURVEY, bare_environment()))
+
+
+def real_gpus(count: int = 1) -> tuple[str, ...]:
+    """UUIDs of this machine's real GPUs, asked in a child: a test process must not start CUDA. Skips
+    the calling test when there are fewer than `count`."""
+    uuids, why = _ask_real_driver()
+    if len(uuids) < count:
+        pytest.skip(
+            f"needs {count} real GPU(s), this process sees {len(uuids)}: {why or 'no more'}"
+        )
+    return tuple(uuids)

@@ -1,25 +1,25 @@
-"""ipc/cuda_driver.py and ipc/cuda_memory.py, on the stand-in driver and, where there is one, a real."""
+"""ipc/cuda_driver.py, on the stand-in driver and, where there is one, on a real one."""
 
 from __future__ import annotations
 
 import functools
 import json
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from outboard.ipc import cuda_driver, cuda_memory
+from outboard.ipc import cuda_driver
 from outboard.ipc.cuda_driver import CudaError
 from standin_gpu import (
     M0,
+    SURVEY,
     U0,
     U1,
     WITH_MIG,
     bare_environment,
     each_python,
+    real_gpus,
     run_child,
     standin_environment,
     standin_folder,
@@ -111,14 +111,6 @@ def test_a_zero_uuid_is_no_identity() -> None:
     zero = "GPU-00000000-0000-0000-0000-000000000000@0000:00:06.0"
     shown = run_child(SURVEY, standin_environment(zero))
     assert "the driver did not know" in json.loads(shown)[1]
-
-
-SURVEY = """
-import json
-from outboard.ipc import cuda_driver
-gpus, why = cuda_driver.survey()
-print(json.dumps([[gpu.uuid for gpu in gpus], why]))
-"""
 
 
 @each_python
@@ -255,157 +247,15 @@ def test_what_cuda_does_not_know_is_unknown_and_not_gpu_0(python: str, pointer: 
     assert places(python)[pointer] == ["unknown", -1, "", False]
 
 
-COPIES = """
-import ctypes
-from outboard.ipc import cuda_driver as d, cuda_memory as m
-d.init()
-d.set_current(d.retain_primary(0))
-one, two = m.allocate(8), m.allocate(8)
-text, back = ctypes.create_string_buffer(b"outboard", 8), ctypes.create_string_buffer(8)
-m.copy_htod(one, ctypes.addressof(text), 8)
-m.memset(one, ord("X"), 1)
-stream = m.stream_create()
-m.copy_dtod_async(two, one, 8, stream)
-event = m.event_create()
-m.event_record(event, stream)
-m.stream_wait(0, event)
-m.event_synchronize(event)
-m.copy_dtoh(ctypes.addressof(back), two, 8)
-print(back.raw.decode(), m.event_query(event), m.address_range(two + 3)[0] == two)
-m.event_destroy(event); m.stream_destroy(stream); m.free(one); m.free(two)
-"""
-
-
-@each_python
-def test_memory_is_copied_in_within_and_out(python: str) -> None:
-    assert run_child(COPIES, standin_environment(), python) == "Xutboard True True"
-
-
-def test_device_memory_cannot_be_read_by_the_cpu_on_the_standin_either() -> None:
-    code = """
-import ctypes
-from outboard.ipc import cuda_driver as d, cuda_memory as m
-d.init(); d.set_current(d.retain_primary(0))
-ctypes.string_at(m.allocate(8), 8)
-"""
-    done = subprocess.run([sys.executable, "-c", code], env=standin_environment(), check=False)
-    assert done.returncode == -11
-
-
-def test_a_call_that_fails_names_itself_the_code_and_cudas_words() -> None:
-    code = """
-from outboard.ipc import cuda_driver as d, cuda_memory as m
-d.init()
-try: m.allocate(8)
-except d.CudaError as error: print(error)
-"""
-    assert run_child(code, standin_environment()) == (
-        "cuMemAlloc_v2 returned 201 (CUDA_ERROR_INVALID_CONTEXT): invalid device context"
-    )
-
-
-EXPORTER = """
-import ctypes, sys
-from outboard.ipc import cuda_driver as d, cuda_memory as m
-d.init(); d.set_current(d.retain_primary(0))
-memory, event = m.allocate(m.IPC_GRANULE_BYTES), m.event_create()
-back = ctypes.create_string_buffer(5)
-m.memset(memory, 0, 16)
-m.event_record(event)
-print(m.ipc_export(memory).hex(), m.event_export(event).hex(), flush=True)
-sys.stdin.readline()
-m.copy_dtoh(ctypes.addressof(back), memory, 5)
-print(back.raw.decode())
-"""
-IMPORTER = """
-import ctypes, sys
-from outboard.ipc import cuda_driver as d, cuda_memory as m
-memory, event = map(bytes.fromhex, sys.argv[1:])
-d.init(); d.set_current(d.retain_primary(0))
-pointer = m.ipc_open(memory)
-m.stream_wait(0, m.event_open(event))
-text = ctypes.create_string_buffer(b"hello", 5)
-m.copy_htod(pointer, ctypes.addressof(text), 5)
-d.synchronize()
-print(d.where_is(pointer).uuid)
-m.ipc_close(pointer)
-"""
-
-
-def _exchange(python: str, host: dict[str, str], worker: dict[str, str]) -> tuple[str, str]:
-    """(what the exporter found in its memory, the UUID on which the importer says it lies)."""
-    with subprocess.Popen(
-        [sys.executable, "-c", EXPORTER],
-        env=host,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as exporter:
-        assert exporter.stdin is not None and exporter.stdout is not None
-        handles = exporter.stdout.readline().split()
-        importer = subprocess.run(
-            [python, "-c", IMPORTER, *handles], env=worker, capture_output=True, text=True
-        )
-        exporter.stdin.write("\n")
-        exporter.stdin.flush()
-        found = exporter.stdout.readline().strip()
-    assert importer.returncode == 0, importer.stderr
-    return found, importer.stdout.strip()
-
-
-@each_python
-def test_another_process_writes_into_exported_memory_under_another_ordinal(python: str) -> None:
-    host = standin_environment(CUDA_VISIBLE_DEVICES="1,0")
-    worker = standin_environment(CUDA_VISIBLE_DEVICES=U1)
-    assert _exchange(python, host, worker) == ("hello", U1)
-
-
-def test_a_handle_of_the_wrong_length_is_refused_before_the_driver_sees_it() -> None:
-
-    with pytest.raises(ValueError, match="64 bytes, not 3"):
-        cuda_memory.ipc_open(b"abc")
-
-
 # -- the real driver -----------------------------------------------------------------------------
-
-
-@functools.cache
-def _ask_real() -> tuple[list[str], str]:
-    return json.loads(run_child(SURVEY, bare_environment()))
-
-
-def _real(count: int = 1) -> tuple[str, ...]:
-    """UUIDs of this machine's GPUs, asked in a child: this process must not start CUDA."""
-    uuids, why = _ask_real()
-    if len(uuids) < count:
-        pytest.skip(
-            f"needs {count} real GPU(s), this process sees {len(uuids)}: {why or 'no more'}"
-        )
-    return tuple(uuids)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("row", range(len(MEASURED)), ids=[str(mask) for mask, _, _ in MEASURED])
 def test_the_real_driver_still_enumerates_as_it_was_measured_to(row: int) -> None:
-    real = _real(2)
+    real = real_gpus(2)
     if len(real) != 2:
         pytest.skip(f"the table was measured with exactly two GPUs, here are {len(real)}")
     mask, code, uuids = measured(*real)[row]
     masked = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     assert json.loads(run_child(ENUMERATE, bare_environment(**masked))) == [code, uuids]
-
-
-@pytest.mark.gpu
-@each_python
-def test_real_memory_names_its_gpu_and_is_copied(python: str) -> None:
-    uuids = _real()
-    masked = bare_environment(CUDA_VISIBLE_DEVICES=uuids[-1])
-    assert run_child(COPIES, masked, python) == "Xutboard True True"
-
-
-@pytest.mark.gpu
-@each_python
-def test_real_exported_memory_is_written_by_another_process(python: str) -> None:
-    uuid = _real()[-1]
-    masked = bare_environment(CUDA_VISIBLE_DEVICES=uuid)
-    assert _exchange(python, masked, masked) == ("hello", uuid)

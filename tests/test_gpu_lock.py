@@ -16,7 +16,7 @@ import pytest
 from outboard.backends import gpu_lock
 from outboard.backends.gpu_lock import GpuLock, Holder, holders
 from outboard.ipc.errors import DevicePlanError
-from standin_gpu import bare_environment, run_child
+from standin_gpu import ONE_MODULE, bare_environment, run_child
 
 HOLD = """
 import os, sys
@@ -52,7 +52,7 @@ def other_process(
 ) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
     """A process that holds the GPU, and the line it said; killed at the end."""
     with subprocess.Popen(
-        [sys.executable, "-c", code, gpu, str(rank), str(share)],
+        [sys.executable, "-c", ONE_MODULE + code, gpu, str(rank), str(share)],
         env=bare_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -75,7 +75,7 @@ try: GpuLock.acquire("{gpu}", 9)
 except DevicePlanError: print("taken")
 else: print("free")
 """
-    return run_child(code, bare_environment()) == "free"
+    return run_child(ONE_MODULE + code, bare_environment()) == "free"
 
 
 # -- refusal -------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    refused = run_child(code, bare_environment())
+    refused = run_child(ONE_MODULE + code, bare_environment())
     assert re.search(r"open in rank 0 \(pid \d+\); rank 1 \(pid \d+\)", refused)
 
 

@@ -20,6 +20,7 @@ LEAKS = {
         {"threads"},
     ),
     "name": ("open('/dev/shm/outboard-leak-test', 'x').close()", {"names"}),
+    "semaphore": ("kept.append(doorbell.semaphore_pair()); kept[-1].__enter__()", {"names"}),
     "log": ("open(logs + '/rank0.log', 'x').close()", {"logs"}),
     "child": ("kept.append(subprocess.Popen(['sleep', '20']))", {"processes"}),
     # With a fork in between, the process is nobody's child when the test ends.
@@ -39,6 +40,7 @@ LEAKS = {
 HEAD = """
 import os, subprocess, threading, time, pytest
 from outboard.backends import FakeBackend, FakeCfg, OutboardError
+from outboard.ipc import doorbell
 
 kept = []
 logs = os.environ.get('XDG_RUNTIME_DIR', '') + '/outboard'

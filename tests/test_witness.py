@@ -20,6 +20,7 @@ from outboard.backends import witness
 from outboard.backends.witness import Sighting
 from standin_gpu import (
     M0,
+    ONE_MODULE,
     TWO,
     U0,
     U1,
@@ -81,7 +82,7 @@ def ask(
 ) -> Sighting:
     """What a witness in a process of its own says of `pid` (an expression evaluated there)."""
     code = ASK.format(before=before, pid=pid, has_context=has_context)
-    answer: dict[str, Any] = json.loads(run_child(code, environment))
+    answer: dict[str, Any] = json.loads(run_child(ONE_MODULE + code, environment))
     return Sighting(answer["observed"], answer["why"], tuple(answer["gpus"]))
 
 
@@ -245,7 +246,7 @@ d.init(); d.set_current(d.retain_primary(1)); m.allocate(1 << 20)
 after = witness.used_bytes_by_gpu()
 print({uuid: after[uuid] - before[uuid] for uuid in after})
 """
-    shown = run_child(code, standin_environment(TWO, tmp_path))
+    shown = run_child(ONE_MODULE + code, standin_environment(TWO, tmp_path))
     assert shown == str({U0: 0, U1: 1 << 20})
 
 
@@ -254,14 +255,16 @@ def test_the_inventory_is_the_whole_machine_whatever_the_mask(tmp_path: Path) ->
 from outboard.backends import witness
 for gpu in witness.inventory()[0]: print(gpu.ordinal, gpu.uuid, gpu.pci)
 """
-    shown = run_child(code, standin_environment(TWO, tmp_path, CUDA_VISIBLE_DEVICES=""))
+    shown = run_child(
+        ONE_MODULE + code, standin_environment(TWO, tmp_path, CUDA_VISIBLE_DEVICES="")
+    )
     assert shown.splitlines() == [f"0 {U0} 00000000:00:06.0", f"1 {U1} 00000000:00:07.0"]
 
 
 def test_the_pids_of_every_gpu_are_listed(tmp_path: Path) -> None:
     add_context(tmp_path, os.getpid(), U1, "graphics")
     code = "from outboard.backends import witness; print(witness.pids_by_gpu())"
-    shown = run_child(code, standin_environment(TWO, tmp_path))
+    shown = run_child(ONE_MODULE + code, standin_environment(TWO, tmp_path))
     assert shown == str({U0: frozenset(), U1: frozenset({os.getpid()})})
 
 

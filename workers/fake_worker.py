@@ -59,7 +59,8 @@ class FakeSimulator(Simulator):
         self.fault_at = str(options.get("fault_at", "step"))
         self.fault_step = int(options.get("fault_step", 1))
         self.random = random.Random(init.seed)
-        self.dt = (init.dt or 0.01) * init.decimation
+        self.dt = init.dt or 0.01
+        self.decimation = init.decimation
         self.steps = 0
         self.default = np.linspace(-0.2, 0.2, nu, dtype=np.float32)
         self.qpos = np.tile(self.default, (init.num_envs, 1))
@@ -132,8 +133,9 @@ class FakeSimulator(Simulator):
             while time.perf_counter_ns() < end:
                 pass
         np.copyto(self.target, self.ctrl)
-        self.qvel = np.float32(_RATE) * (self.target - self.qpos)
-        self.qpos = self.qpos + np.float32(self.dt) * self.qvel
+        for _ in range(self.decimation):
+            self.qvel = np.float32(_RATE) * (self.target - self.qpos)
+            self.qpos = self.qpos + np.float32(self.dt) * self.qvel
         return self.publish(bank)
 
     def publish(self, bank: int) -> int:

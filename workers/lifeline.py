@@ -7,6 +7,7 @@ may hold a copy of it.
 """
 
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -34,6 +35,8 @@ def hold(control: socket.socket) -> None:
         if os.getppid() != host:  # it died between the two calls
             os._exit(0)
     pidfd = libc.syscall(_SYS_PIDFD_OPEN, host, 0) if host else -1
+    if host and pidfd < 0 and ctypes.get_errno() == errno.ESRCH:
+        os._exit(0)  # gone already, and a forked child of it may hold its end of the socket
     watch = select.poll()
     # Not POLLIN: messages are the main thread's.
     watch.register(control, _POLLRDHUP | select.POLLHUP)

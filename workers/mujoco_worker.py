@@ -100,6 +100,8 @@ class MuJoCoSimulator(Simulator):
         threads = _threads(int(init.options.get("threads", 0)), init.num_envs)
         self._batch = _make_batch(model, init.num_envs, threads)
         self._decimation = init.decimation
+        # A scene may switch it off: then a bad state is counted and stays.
+        self._auto_reset = not model.opt.disableflags & int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         self._targets = mujoco_model.targets(model)
         self._default_ctrl = np.array(facts.default_ctrl)
         self._bind_outputs(init.publish)
@@ -244,8 +246,9 @@ class MuJoCoSimulator(Simulator):
             np.multiply(bad, ENV_NONFINITE, out=flags, casting="unsafe")
         else:
             bad |= counts[:, _BAD_CTRL] > 0
-            engine_reset = counts[:, _RESETS].any(axis=1)
-            flags[:] = bad * ENV_NONFINITE + engine_reset * ENV_ENGINE_RESET
+            flags[:] = bad * ENV_NONFINITE
+            if self._auto_reset:
+                flags[counts[:, _RESETS].any(axis=1)] |= ENV_ENGINE_RESET
             # An auto-reset clears the counters before it counts itself: without this the second
             # one would look like the first.
             self._batch.warning[:] = 0

@@ -138,22 +138,30 @@ class Worker:
             block = self.attach(self.build(self.expect(Init)))
             self.serve_commands(block)
         except _Closed:
-            self.send(Bye())
-            self.close_simulator()
-            return 0
+            return self.leave()
         except (PeerGone, DeadlinePassed):
             return 0  # the host is gone: nobody is left to tell
-        except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        # Whatever it is, the host must hear of it; a simulator may call sys.exit().
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             traceback.print_exc()
             self.report(error)
             return 1
         raise AssertionError("serve_commands returns only by an exception")
 
-    def close_simulator(self) -> None:
-        if self.simulator is not None:
-            self.simulator.close()
+    def leave(self) -> int:
+        """BYE first: what a simulator does in its close() is nobody's concern any more."""
+        try:
+            self.send(Bye())
+            if self.simulator is not None:
+                self.simulator.close()
+        except PeerGone:
+            pass
+        except (Exception, SystemExit):  # noqa: BLE001 - only the log is left to tell
+            traceback.print_exc()
+            return 1
+        return 0
 
-    def report(self, error: Exception) -> None:
+    def report(self, error: BaseException) -> None:
         """Tell the host, then answer a command that may be in flight with FAILED."""
         fault = next((name for cls, name in _FAULTS if isinstance(error, cls)), "worker")
         text = error.message if isinstance(error, OutboardError) else str(error)
@@ -161,6 +169,8 @@ class Worker:
         if self.talk.phase is Phase.READY:
             self.talk.received(RING)  # the hot path does not keep the phase: it was in a command
         phase = self.talk.phase.value
+        # A file name in a message may be bytes that are no text.
+        text, tail = (part.encode("utf-8", "replace").decode("utf-8") for part in (text, tail))
         try:
             self.send(Error(phase, fault, type(error).__name__, text[:8000], tail[-16000:]))
             if self.bell is not None:
@@ -282,8 +292,9 @@ class Worker:
             self.send(WhereReply(self.simulator.report_device()))
         elif isinstance(message, SetProperty):
             env_ids = np.array(message.env_ids, np.int32)
-            values = np.frombuffer(message.values, "<f4").reshape(len(env_ids), -1)
-            self.simulator.set_property(message.name, env_ids, values)
+            if len(env_ids):  # a mask may select nobody; then no width can be told
+                values = np.frombuffer(message.values, "<f4").reshape(len(env_ids), -1)
+                self.simulator.set_property(message.name, env_ids, values)
             self.send(SetPropertyReply(message.name))
         elif isinstance(message, Render):
             picture = np.ascontiguousarray(self.simulator.render(message), np.uint8)
