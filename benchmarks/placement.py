@@ -2,10 +2,10 @@
 
     python benchmarks/placement.py --worker-python PATH [--simulator fake] [--json PATH]
 
-For each scenario it starts one process per GPU, as a launcher would, and each of those opens a worker. It then
-compares, while all of them live: the plan's UUID, the UUID the worker measured on its state buffer, the UUID of
-the rank's own torch device, and NVML's lists of who has a context where. The scenarios that must fail (the
-original defect) must be refused before a worker starts. Exit code 1 when anything is not as it should be.
+For each scenario it starts one process per GPU, as a launcher would, and each of those opens a worker. While
+all of them live it compares the plan's UUID, the UUID that the worker measured on its state buffer, the UUID
+of the rank's own torch device, and NVML's lists of who has a context where. The scenarios that must fail
+(the original defect) must be refused before a worker starts. Exit code 1 when anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -237,6 +237,45 @@ def check_running(results: list[dict[str, Any]]) -> None:
             result["wrong"].append(f"{len(gpus)} ranks ran on {len(set(gpus))} GPUs")
 
 
+def markdown(facts: dict[str, Any]) -> str:
+    """The result as a page. UUIDs are cut to their first eight digits."""
+    names = ", ".join(f"{gpu['uuid'][:12]} {gpu['name']}" for gpu in facts["gpus"])
+    lines = [
+        "# Placement proof",
+        "",
+        f"Simulator `{facts['simulator']}`, GPUs {names}. Made by:",
+        "",
+        f"    python benchmarks/placement.py --worker-python PYTHON38 --simulator {facts['simulator']} \\",
+        "        --json benchmarks/results/placement.json --markdown benchmarks/results/placement.md",
+        "",
+        "Every UUID is measured: planned by the launcher's variables, learner from the rank's torch, state",
+        "from the driver by the address of the worker's state buffer, NVML from the lists of all GPUs.",
+        "",
+        "| scenario | rank | planned | learner | state | NVML: rank | NVML: worker | worker | verdict |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in facts["results"]:
+        for rank in result["ranks"]:
+            where = [(rank.get(key) or "")[:12] for key in ("planned", "learner", "reported")]
+            where += [", ".join(uuid[:12] for uuid in rank[key]) for key in _NVML]
+            worker = (
+                f"Python {rank['python']}, {rank['local']}" if rank.get("python") else "not started"
+            )
+            verdict = rank["error"].split(";")[0].split(". ")[0][:160].replace("\n", " ") or "runs"
+            cells = [result["scenario"], str(rank["rank"]), *(cell[:30] for cell in where)]
+            lines.append("| " + " | ".join([*(c[:60] for c in cells), worker, verdict]) + " |")
+    good = all(result["as_it_should_be"] for result in facts["results"])
+    lines += [
+        "",
+        "All scenarios ended as they should." if good else "**Not all ended as they should.**",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_NVML = ("nvml_rank", "nvml_worker")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
@@ -244,6 +283,7 @@ def main() -> int:
     parser.add_argument("--worker-python", default="")
     parser.add_argument("--simulator", default="fake")
     parser.add_argument("--json", default="")
+    parser.add_argument("--markdown", default="")
     parser.add_argument("--without-torchrun", action="store_true", help="where torch is missing")
     args = parser.parse_args()
     if args.rank:
@@ -261,13 +301,15 @@ def main() -> int:
     check_running(results)
     for result in results:
         print("ok  " if result["as_it_should_be"] else "FAIL", result["scenario"], result["wrong"])
+    facts = {
+        "gpus": [{"uuid": gpu.uuid, "name": gpu.name, "pci": gpu.pci} for gpu in gpus],
+        "simulator": args.simulator,
+        "results": results,
+    }
     if args.json:
-        facts = {
-            "gpus": [{"uuid": gpu.uuid, "name": gpu.name, "pci": gpu.pci} for gpu in gpus],
-            "simulator": args.simulator,
-            "results": results,
-        }
         Path(args.json).write_text(json.dumps(facts, indent=1) + "\n")
+    if args.markdown:
+        Path(args.markdown).write_text(markdown(facts))
     return 0 if all(result["as_it_should_be"] for result in results) else 1
 
 
