@@ -18,6 +18,7 @@ from .custom import CustomBackend, CustomCfg
 from .device_plan import DevicePlan
 from .fake import FakeBackend, FakeCfg
 from .mujoco import MuJoCoBackend, MuJoCoCfg
+from .rank_check import plan_together
 from .rank_plan import RankPlan
 from .state import Model, State, Timings
 from .traits import Traits
@@ -47,4 +48,5 @@ __all__ = [
     "WorkerFailed",
     "WorkerLaunchError",
     "WorkerTimeout",
+    "plan_together",
 ]

@@ -21,6 +21,7 @@ from .device_plan import check_against_launcher, resolve_device
 from .launch import Order
 from .state import Floats
 from .traits import Traits
+from .visibility import MASK, ORDER
 
 _SCENES = Path(__file__).parent / "scenes"
 _MAX_ENVS = 1 << 26
@@ -111,7 +112,7 @@ def order(
         text = isinstance(name, str) and isinstance(value, str)
         if not text or not name or "=" in name or "\0" in name + value:
             raise UsageError(f"env={{{name!r}: ...}} must map variable names to text")
-        if name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        if name in (MASK, ORDER):
             raise UsageError(f"{name} is decided by device=, not by env=")
     init = Init(
         nonce=bytes(NONCE_BYTES),  # a fresh one for every worker

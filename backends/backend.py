@@ -34,7 +34,6 @@ from ..ipc.layout import DEFAULT_PUBLISH, ENV_ENGINE_RESET
 from ..ipc.messages import (
     Message,
     Opcode,
-    Render,
     RenderReply,
     SetProperty,
     SetPropertyReply,
@@ -55,7 +54,7 @@ _SEQUENCE, _OPCODE, _COUNT, _STATUS = shm.SEQUENCE, shm.OPCODE, shm.COUNT, shm.S
 _DONE, _FAILED = int(Status.DONE), int(Status.FAILED)
 _F32 = np.dtype(np.float32)
 # The sockets of a process that is killed close before it can be asked how it ended.
-_DEATH_S = 0.2
+_DEATH_S = 1.0
 # Everything of a backend that keeps the shared block in memory.
 _VIEWS = (
     *("_block", "_bell", "_ring", "_wait", "_request", "_reply"),

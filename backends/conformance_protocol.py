@@ -26,6 +26,7 @@ from ..ipc.messages import (
 from . import handshake
 from .conformance_kit import NUM_ENVS, PROTOCOL, Bench, broken, check
 from .conformance_raw import ANSWER_S, Raw
+from .visibility import MASK
 
 QUIET_S = 0.15  # how long a check listens for what must not come
 
@@ -45,9 +46,9 @@ def hello_comes_first(bench: Bench) -> None:
             group = -1
         if group != raw.process.pid:
             broken(f"HELLO says pid {hello.pid}, which is no process of the worker's group")
-        sent = raw.command.env["CUDA_VISIBLE_DEVICES"]
+        sent = raw.command.env[MASK]
         if hello.mask != sent:
-            broken(f"CUDA_VISIBLE_DEVICES was sent as {sent!r} and arrived as {hello.mask!r}")
+            broken(f"{MASK} was sent as {sent!r} and arrived as {hello.mask!r}")
 
 
 @check(PROTOCOL)

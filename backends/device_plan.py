@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from ..ipc.device import CPU, DeviceId, PlannedDevice, VisibleGpu
 from ..ipc.errors import DevicePlanError, UsageError
-from .visibility import Env, Inventory, Visibility, look, worker_variables
+from .inventory import Inventory
+from .launchers import launched_ranks
+from .visibility import Env, Visibility, look, worker_variables
 
 # `rank_plan` builds on this file; the two functions below that need it import it when called.
 
@@ -102,7 +104,7 @@ def check_against_launcher(
     """
     if plan.device.kind == CPU or plan.source:
         return
-    from .rank_plan import RankPlan, launched_ranks
+    from .rank_plan import RankPlan
 
     ranks = launched_ranks(env)
     if ranks.world_size <= 1:

@@ -22,6 +22,7 @@ from pathlib import Path
 from ..ipc import doorbell
 from ..ipc.errors import DevicePlanError
 from . import interpreters, logs, memory, registry, visibility, witness
+from .inventory import HostGpu
 
 # The import of torch from a cold disk.
 _TORCH_S = 120.0
@@ -67,7 +68,7 @@ class SimulatorFacts:
 class GpuFacts:
     """The same GPUs by three witnesses. `uuid` without prefix never; "" in MIG mode."""
 
-    driver: tuple[visibility.HostGpu, ...]  # of the whole machine, PCI order
+    driver: tuple[HostGpu, ...]  # of the whole machine, PCI order
     driver_silent: str  # why the driver shows none
     nvml: tuple[tuple[str, str], ...]  # uuid, name
     nvml_silent: str
@@ -134,7 +135,7 @@ def simulator_facts(name: str, worker_python: str | None) -> SimulatorFacts:
 
 def gpu_facts() -> GpuFacts:
     """Asked in children, but for NVML, which starts no CUDA."""
-    driver: tuple[visibility.HostGpu, ...] = ()
+    driver: tuple[HostGpu, ...] = ()
     visible: tuple[str, ...] = ()
     silent = refused = ""
     try:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 
-from ..ipc.errors import OutboardError
 from . import process
 from .backend import Backend
 
@@ -51,16 +48,10 @@ class Fleet:
 
     def close(self) -> None:
         """Close all at once; end what is still being opened. Bounded, idempotent."""
-        causes = len(self._failures)
         while any(thread.is_alive() for thread in self._threads):
             process.kill_all(spare=[opened.report["pid"] for opened in list(self._opened.values())])
             for thread in self._threads:
                 thread.join(_LOOK_S)
-        for error in self._failures[causes:]:
-            # These died of our kill: their logs explain nothing.
-            if isinstance(error, OutboardError) and error.report and error.report.log_path:
-                with contextlib.suppress(OSError):
-                    os.unlink(error.report.log_path)
         closers = [
             threading.Thread(target=backend.close, args=(CLOSE_S,))
             for backend in self._opened.values()

@@ -24,7 +24,7 @@ from ..ipc.errors import (
 from ..ipc.layout import Layout
 from ..ipc.messages import Hello, Init, InitReply, Progress
 from ..ipc.states import Phase
-from . import handshake, interpreters, process, witness
+from . import handshake, interpreters, keeper, process, witness
 from .device_plan import DevicePlan
 from .gpu_lock import GpuLock
 from .traits import Traits
@@ -33,6 +33,8 @@ from .visibility import MASK
 from .worker import Worker
 
 LOG = logging.getLogger("outboard")
+# A worker whose socket closed is on its way out; an interpreter's teardown on a loaded machine takes its time.
+_EXIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,11 @@ def _open_locked(
     order: Order, lock: GpuLock | None, block: shm.Block | None, adopt: Callable[[Opened], None]
 ) -> None:
     started_s = time.monotonic()
-    worker = Worker(worker_command(order))
+    command = worker_command(order)
+    started: list[Worker] = []
     try:
+        keeper.uninterrupted(lambda: started.append(Worker(command)))
+        [worker] = started
         hello = _hear(worker, order)
         init = dataclasses.replace(order.init, nonce=handshake.new_nonce())
         reply = handshake.initialise(worker.talk, init, order.traits, _log_progress(order))
@@ -133,14 +138,16 @@ def _open_locked(
         opened = Opened(worker, hello, reply, verdict, lock, time.monotonic() - started_s)
         adopt(opened)
     except OutboardError as error:
-        _failed(order, worker, error)
+        for worker in started:
+            _failed(order, worker, error)
         raise
     except PeerGone as gone:
-        error = _obituary(order, worker, gone)
-        _failed(order, worker, error)
+        error = _obituary(order, started[0], gone)
+        _failed(order, started[0], error)
         raise error from None
     except BaseException:  # KeyboardInterrupt while building
-        worker.end(0.0, keep_log=False)
+        for worker in started:
+            worker.end(0.0, keep_log=False)
         raise
     LOG.info(
         "READY rank=%d pid=%d simulator=%s device=%r seconds=%.3f",
@@ -182,10 +189,13 @@ def _log_progress(order: Order) -> Any:
 
 def _obituary(order: Order, worker: Worker, gone: PeerGone) -> OutboardError:
     """The worker fell silent before it was READY: its own words, else how it ended."""
-    words = worker.last_words()
+    if worker.process.unwanted:
+        return WorkerDied("this process ended the worker while it was being opened")
+    # Before HELLO nothing is left to read: what it sent last may be half a preamble.
+    words = None if worker.phase is Phase.SPAWNED else worker.last_words()
     if words is not None:
         return words
-    worker.process.dead(1.0)
+    worker.process.dead(_EXIT_S)
     how = worker.process.exit_now() or f"still running, but {gone}"
     if worker.phase is Phase.SPAWNED:
         why = interpreters.explain(worker.process.command.python, order.traits)
@@ -196,8 +206,9 @@ def _obituary(order: Order, worker: Worker, gone: PeerGone) -> OutboardError:
 def _failed(order: Order, worker: Worker, error: OutboardError) -> None:
     phase = (worker.talk.reached if worker.phase is Phase.FAILED else worker.phase).value
     error.report = error_report(order, worker, phase)
-    LOG.error("FAILED rank=%d phase=%s %s", order.init.rank, phase, error.message)
-    worker.end(0.0, keep_log=True)
+    if not worker.process.unwanted:
+        LOG.error("FAILED rank=%d phase=%s %s", order.init.rank, phase, error.message)
+    worker.end(0.0, keep_log=not worker.process.unwanted)
 
 
 def error_report(order: Order, worker: Worker, phase: str) -> ErrorReport:

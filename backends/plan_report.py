@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ipc.errors import OutboardError
+from .inventory import Inventory
 from .rank_plan import RankPlan
-from .visibility import Env, Inventory
+from .visibility import Env
 
 
 class DeviceDict(TypedDict):

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import queue
 import select
 import signal
 import socket
@@ -14,14 +13,13 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import ipc
 from ..ipc.errors import WorkerLaunchError
-from . import logs
+from . import keeper, logs
 
 # The environment of a worker is built, not inherited: a variable that is not named here, by the simulator's
 # Traits or by the user does not arrive. Launcher variables (RANK, LOCAL_RANK, MASTER_*, SLURM_*)
@@ -87,64 +85,6 @@ def entry_file() -> Path:
     return Path(ipc.__path__[0]).resolve().parent / "workers" / "__main__.py"
 
 
-class _Spawner:
-    """One thread that starts every worker and lives as long as the process.
-
-    The kernel sends a worker's parent-death signal when the *thread* that started it ends; training
-    code may open a backend from a short-lived thread.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = (
-            queue.SimpleQueue()
-        )
-        threading.Thread(target=self._run, name="outboard-spawner", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            job, answer = self._jobs.get()
-            try:
-                answer.put((job(), None))
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that asked
-                answer.put((None, error))
-
-    def call(self, job: Callable[[], Any]) -> Any:
-        """Runs `job` there. An interrupt waits for its end: what it starts must not be lost."""
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        interrupt: KeyboardInterrupt | None = None
-        self._jobs.put((job, answer))
-        while True:
-            try:
-                result, error = answer.get()
-                break
-            except KeyboardInterrupt as caught:
-                interrupt = caught
-        if interrupt is not None or error is not None:
-            raise interrupt or error
-        return result
-
-
-_spawner: _Spawner | None = None
-_spawner_lock = threading.Lock()
-
-
-def _forget_spawner() -> None:
-    """In a forked child: the thread does not exist there, and a lock may be held for ever."""
-    global _spawner, _spawner_lock, _started_lock
-    _spawner, _spawner_lock, _started_lock = None, threading.Lock(), threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_spawner)
-
-
-def _on_spawner(job: Callable[[], Any]) -> Any:
-    global _spawner
-    with _spawner_lock:
-        if _spawner is None:
-            _spawner = _Spawner()
-    return _spawner.call(job)
-
-
 @dataclass(frozen=True)
 class Command:
     """What to run: interpreter, simulator and environment, decided before anything starts."""
@@ -166,6 +106,15 @@ _started: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 _started_lock = threading.Lock()
 
 
+def _forget_lock() -> None:
+    """In a forked child: another thread of the host may have held it for ever."""
+    global _started_lock
+    _started_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
 def kill_all(spare: Container[int] = ()) -> None:
     """End every worker of this process now but those with a pid in `spare`: also those that other
     threads are still opening. Each thread then finds its worker dead and takes it apart itself."""
@@ -173,11 +122,14 @@ def kill_all(spare: Container[int] = ()) -> None:
         workers = list(_started)
     for worker in workers:
         if worker.pid not in spare:
+            worker.unwanted = True
             worker.signal_group(signal.SIGKILL)
 
 
 class WorkerProcess:
     """A started worker. Owns its process group, its log and the host's end of the control socket."""
+
+    unwanted = False  # ended on purpose while it was opened: there is nothing to explain or to keep
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -200,7 +152,7 @@ class WorkerProcess:
     def _open(self) -> None:
         self.control, worker_end = socket.socketpair()
         try:
-            _on_spawner(lambda: self._start(worker_end))
+            keeper.uninterrupted(lambda: self._start(worker_end))
         except BaseException:  # which may have come after the start
             self.signal_group(signal.SIGKILL)
             self._reap()
@@ -245,6 +197,11 @@ class WorkerProcess:
         if self._popen is not None and self._exit is None and os.getpid() == self.owner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, number)
+
+    def kill(self, within_s: float) -> bool:
+        """Kill the group and wait for the end of the process. Does not reap it."""
+        self.signal_group(signal.SIGKILL)
+        return self.dead(within_s)
 
     def end(self, grace_s: float = 0.0) -> str:
         """Wait `grace_s` for the process to end by itself, kill its group, reap it, close everything.

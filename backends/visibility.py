@@ -7,18 +7,14 @@ that is thrown away (a process keeps the mask with which it first called cuInit)
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ..ipc.deadline import Deadline
-from ..ipc.device import GPU, MIG, DeviceId, VisibleGpu, normalise_uuid
-from ..ipc.errors import DevicePlanError, UsageError
+from ..ipc.device import MIG, DeviceId, VisibleGpu, normalise_uuid
+from ..ipc.errors import DevicePlanError
+from .inventory import PROBE_TIMEOUT_S, HostGpu, Inventory, survey
 
 Env = Mapping[str, str]
 
@@ -28,9 +24,6 @@ _MPS = "CUDA_MPS_PIPE_DIRECTORY"
 # Other vendors' masks nest and have rules of their own.
 _OTHER_VENDORS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-# cuInit of eight cold GPUs takes many seconds; a driver that hangs takes for ever.
-PROBE_TIMEOUT_S = 60.0
-
 _INTEGER = re.compile(r"(0|[1-9][0-9]*)\Z")
 _GPU = re.compile(r"GPU-[0-9A-Fa-f-]+\Z")
 _MIG_OLD = re.compile(r"MIG-(GPU-[0-9A-Fa-f-]+)/([0-9]+)/([0-9]+)\Z")
@@ -38,61 +31,6 @@ _MIG_NEW = re.compile(r"MIG-[0-9A-Fa-f-]+\Z")
 _LEADING_NUMBER = re.compile(r"\s*\+?([0-9]+)")  # what strtoul sees; measured: 0x1 is 0, 1.0 is 1
 
 _MOST_GPUS = 1023  # a larger number is no index: most likely a UUID that lost its GPU-
-
-
-@dataclass(frozen=True)
-class MigInstance:
-    """A MIG instance by its own UUID and, where known, its GPU and compute instance numbers."""
-
-    uuid: str
-    gi: int = -1
-    ci: int = -1
-
-
-@dataclass(frozen=True)
-class HostGpu:
-    """One GPU of this host. In MIG mode `instances` is not empty and `uuid` may be unknown ("")."""
-
-    uuid: str
-    pci: str = ""
-    name: str = ""
-    instances: tuple[MigInstance, ...] = ()
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """The GPUs that this host, container or cgroup has, and what its driver was seen to answer."""
-
-    gpus: tuple[HostGpu, ...]  # PCI order, nvidia-smi's; the position is the host index
-    cuda_order: tuple[str, ...] = ()  # UUIDs as CUDA lists them without a mask; () unknown
-    driver: tuple[str, ...] | None = None  # UUIDs the driver lists under the mask; None: not asked
-    why_none: str = ""  # the driver's words when it listed none
-
-    @classmethod
-    def of_uuids(cls, uuids: Iterable[str]) -> Inventory:
-        """A machine that is not here, in PCI order. UsageError for what is not a whole UUID."""
-        gpus: list[HostGpu] = []
-        for text in uuids:
-            kind = MIG if text.strip().upper().startswith("MIG-") else GPU
-            try:
-                uuid = normalise_uuid(text, kind)
-            except ValueError as error:
-                raise UsageError(f"an assumed GPU: {error}; write GPU-<8-4-4-4-12 hex>") from None
-            gpus.append(HostGpu(uuid) if kind == GPU else HostGpu("", "", "", (MigInstance(uuid),)))
-        names = [one.uuid for gpu in gpus for one in (gpu, *gpu.instances) if one.uuid]
-        if not gpus or len(set(names)) != len(names):
-            raise UsageError(f"assumed GPUs must be some, and different ones; got {names}")
-        return cls(tuple(gpus))
-
-    def host_index(self, uuid: str) -> int | None:
-        """Position in PCI order; None for MIG instances, which no integer names."""
-        return next((i for i, gpu in enumerate(self.gpus) if gpu.uuid == uuid), None)
-
-    def matches(self, prefix: str) -> list[str]:
-        """Every UUID, of a GPU or a MIG instance, that begins with `prefix`."""
-        head = prefix[:4] + prefix[4:].lower()
-        known = [one.uuid for gpu in self.gpus for one in (gpu, *gpu.instances)]
-        return [uuid for uuid in known if uuid and uuid.startswith(head)]
 
 
 @dataclass(frozen=True)
@@ -123,7 +61,7 @@ class Visibility:
 
     def find(self, text: str) -> VisibleGpu:
         """The visible GPU with this UUID or unique prefix. DevicePlanError."""
-        uuid = _complete(text, self.inventory, f"device {text!r}")
+        uuid = self.inventory.complete(text, f"device {text!r}")
         for gpu in self.gpus:
             if gpu.uuid == uuid:
                 return gpu
@@ -149,6 +87,22 @@ def look(env: Env | None = None, inventory: Inventory | None = None) -> Visibili
     return resolve(env, inventory)
 
 
+_asked: dict[frozenset[tuple[str, str]], Inventory] = {}
+
+
+def probe(env: Env | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> Inventory:
+    """This machine's GPUs, and what its driver shows a process with `env`. DevicePlanError.
+
+    Kept for the process; the whole environment is the key, because libcuda itself is found through it.
+    """
+    env = dict(os.environ if env is None else env)
+    key = frozenset(env.items())
+    if key not in _asked:
+        unmasked = {name: value for name, value in env.items() if name != MASK}
+        _asked[key] = survey(env, {**unmasked, ORDER: PCI_BUS_ID}, unmasked, timeout_s)
+    return _asked[key]
+
+
 def resolve(env: Env, inventory: Inventory) -> Visibility:
     """Pure: mask and order of `env` against an inventory. DevicePlanError."""
     entries = _entries(env)
@@ -164,7 +118,7 @@ def resolve(env: Env, inventory: Inventory) -> Visibility:
         _refuse_cut_short(env[MASK], entries, numbered or inventory.gpus)
         uuids = [_named(entry, numbered or (), inventory, env[MASK]) for entry in entries]
     for ordinal, uuid in enumerate(uuids):
-        found.append(_described(ordinal, uuid, inventory))
+        found.append(inventory.described(ordinal, uuid))
     if len(set(uuids)) != len(uuids):
         raise DevicePlanError(
             f"{_shown(env)} names one GPU twice ({', '.join(uuids)}); CUDA would then show none at "
@@ -327,13 +281,9 @@ def _numbered(inventory: Inventory, order: str) -> tuple[HostGpu, ...] | None:
         return inventory.gpus
     if inventory.cuda_order:
         place = {uuid: i for i, uuid in enumerate(inventory.cuda_order)}
-        return tuple(sorted(inventory.gpus, key=lambda gpu: place.get(_any_uuid(gpu), len(place))))
+        return tuple(sorted(inventory.gpus, key=lambda gpu: place.get(gpu.usable, len(place))))
     alike = len({gpu.name for gpu in inventory.gpus}) <= 1
     return inventory.gpus if alike else None
-
-
-def _any_uuid(gpu: HostGpu) -> str:
-    return gpu.instances[0].uuid if gpu.instances else gpu.uuid
 
 
 def _unnumbered(env: Env, inventory: Inventory, entries: Sequence[str] | None) -> Visibility:
@@ -341,11 +291,11 @@ def _unnumbered(env: Env, inventory: Inventory, entries: Sequence[str] | None) -
     known = [uuid for uuid in inventory.driver or () if inventory.matches(uuid)]
     wanted = len(inventory.gpus if entries is None else entries)
     if inventory.driver is not None and len(known) == wanted == len(inventory.driver):
-        gpus = (_described(i, uuid, inventory) for i, uuid in enumerate(known))
+        gpus = (inventory.described(i, uuid) for i, uuid in enumerate(known))
         return Visibility(tuple(gpus), inventory, env.get(MASK))
     if entries is not None:
         raise _ambiguous_order(_shown(env))
-    gpus = (_described(i, _only_instance(gpu), inventory) for i, gpu in enumerate(inventory.gpus))
+    gpus = (inventory.described(i, _only_instance(gpu)) for i, gpu in enumerate(inventory.gpus))
     return Visibility(tuple(gpus), inventory, None, ordered=False)
 
 
@@ -359,7 +309,7 @@ def _ambiguous_order(what: str) -> DevicePlanError:
 def _only_instance(gpu: HostGpu) -> str:
     if len(gpu.instances) > 1:
         raise _unspecified_instance(f"{MASK} (unset)", gpu)
-    return _any_uuid(gpu)
+    return gpu.usable
 
 
 def _unspecified_instance(what: str, gpu: HostGpu) -> DevicePlanError:
@@ -380,7 +330,7 @@ def _named(entry: str, numbered: Sequence[HostGpu], inventory: Inventory, text: 
         return gpu.uuid
     old = _MIG_OLD.match(entry)
     if old:
-        parent = _complete(old[1], inventory, what)
+        parent = inventory.complete(old[1], what)
         for gpu in inventory.gpus:
             for one in gpu.instances:
                 if gpu.uuid == parent and (one.gi, one.ci) == (int(old[2]), int(old[3])):
@@ -392,113 +342,8 @@ def _named(entry: str, numbered: Sequence[HostGpu], inventory: Inventory, text: 
             return normalise_uuid(entry, MIG)
         except ValueError as error:
             raise DevicePlanError(f"{what}: {error}. Write the whole MIG-<uuid>") from None
-    uuid = _complete(entry, inventory, what)
+    uuid = inventory.complete(entry, what)
     for gpu in inventory.gpus:
         if gpu.uuid == uuid and gpu.instances:
             raise _unspecified_instance(what, gpu)
     return uuid
-
-
-def _complete(prefix: str, inventory: Inventory, what: str) -> str:
-    matches = inventory.matches(prefix)
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise DevicePlanError(
-            f"{what} is not unique: {', '.join(matches)} begin like that, and CUDA would show none "
-            "of them. Write more digits"
-        )
-    known = ", ".join(_any_uuid(gpu) for gpu in inventory.gpus)
-    raise DevicePlanError(f"{what} names no GPU of this host, which has {known}")
-
-
-def _described(ordinal: int, uuid: str, inventory: Inventory) -> VisibleGpu:
-    kind = MIG if uuid.startswith("MIG-") else GPU
-    for gpu in inventory.gpus:
-        if uuid in (gpu.uuid, *(one.uuid for one in gpu.instances)):
-            return VisibleGpu(ordinal, kind, uuid, gpu.pci, gpu.name)
-    return VisibleGpu(ordinal, kind, uuid, "", "")
-
-
-# -- asking the driver -----------------------------------------------------------------------------
-
-# Like the first block of workers/__main__.py: nothing of the host's package runs in the child. Its
-# Python starts isolated and without `site`, whose hooks may start CUDA or change the mask.
-_CHILD = """
-import json, sys, types
-sys.modules["outboard"] = types.ModuleType("outboard")
-sys.modules["outboard"].__path__ = [sys.argv[1]]
-from outboard.ipc.cuda_driver import survey
-gpus, why_not = survey()
-print(json.dumps([[[g.ordinal, g.kind, g.uuid, g.pci, g.name] for g in gpus], why_not]))
-"""
-
-_Answer = tuple[tuple[VisibleGpu, ...], str]
-_asked: dict[frozenset[tuple[str, str]], Inventory] = {}
-
-
-def probe(env: Env | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> Inventory:
-    """This machine's GPUs, and what its driver shows a process with `env`. DevicePlanError.
-
-    Three children at most, at once: as inherited; without a mask, in PCI order; without a mask, in
-    the inherited order. Kept for the process; the whole environment is the key, because libcuda
-    itself is found through it.
-    """
-    env = dict(os.environ if env is None else env)
-    key = frozenset(env.items())
-    if key not in _asked:
-        _asked[key] = _survey(env, timeout_s)
-    return _asked[key]
-
-
-def _survey(env: dict[str, str], timeout_s: float) -> Inventory:
-    unmasked = {name: value for name, value in env.items() if name != MASK}
-    in_pci_order = {**unmasked, ORDER: PCI_BUS_ID}
-    inherited, host, own_order = _ask([env, in_pci_order, unmasked], timeout_s)
-    if not host[0]:
-        raise DevicePlanError(
-            f"this machine's CUDA driver shows no GPU: {host[1] or 'it has none'}"
-        )
-    gpus = tuple(
-        HostGpu(gpu.uuid, gpu.pci, gpu.name)
-        if gpu.kind == GPU
-        else HostGpu("", gpu.pci, gpu.name, (MigInstance(gpu.uuid),))
-        for gpu in host[0]
-    )
-    cuda_order = tuple(gpu.uuid for gpu in own_order[0])
-    return Inventory(gpus, cuda_order, tuple(gpu.uuid for gpu in inherited[0]), inherited[1])
-
-
-def _ask(envs: Sequence[dict[str, str]], timeout_s: float) -> list[_Answer]:
-    """`survey()` in one fresh process per environment, equal ones asked once. DevicePlanError."""
-    tree = str(Path(__file__).resolve().parent.parent)
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, tree]
-    children: dict[frozenset[tuple[str, str]], subprocess.Popen[str]] = {}
-    answers: dict[frozenset[tuple[str, str]], _Answer] = {}
-    pipe, deadline = subprocess.PIPE, Deadline(timeout_s)
-    try:
-        for env in envs:
-            key = frozenset(env.items())
-            if key not in children:
-                children[key] = subprocess.Popen(
-                    command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-                )
-        for key, child in children.items():
-            out, err = child.communicate(timeout=deadline.remaining_s())
-            if child.returncode != 0:
-                raise DevicePlanError(
-                    f"the child that asks the CUDA driver ended with {child.returncode}: "
-                    + (err.strip().splitlines() or ["it said nothing"])[-1]
-                )
-            rows, why_not = json.loads(out)
-            answers[key] = tuple(VisibleGpu(*row) for row in rows), why_not
-    except subprocess.TimeoutExpired:
-        raise DevicePlanError(
-            f"the CUDA driver did not answer within {timeout_s:g} s; nvidia-smi may hang as well"
-        ) from None
-    finally:
-        for child in children.values():
-            if child.returncode is None:
-                child.kill()
-                child.communicate()
-    return [answers[frozenset(env.items())] for env in envs]

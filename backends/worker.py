@@ -14,6 +14,7 @@ from ..ipc.doorbell import Doorbell
 from ..ipc.errors import DeadlinePassed, OutboardError, PeerGone, ProtocolError
 from ..ipc.messages import Bye, Close, Error, Opcode
 from ..ipc.states import Phase
+from . import keeper
 from .handshake import Data, Talk, raised
 from .process import Command, WorkerProcess
 
@@ -22,6 +23,8 @@ from .process import Command, WorkerProcess
 _TICK_S = 0.5
 # After the death of the process, what it sent before is read; the kernel has it already.
 _LAST_WORDS_S = 0.5
+# From SIGKILL to the end of the process: a driver call can outlive it for a while.
+_KILL_S = 30.0
 
 
 class Watcher:
@@ -90,7 +93,11 @@ class Worker:
 
     def attached(self, data: Data) -> None:
         self.data = data
-        self._watcher = Watcher(self.process, data.bell)
+
+        def watch() -> None:
+            self._watcher = Watcher(self.process, data.bell)
+
+        keeper.uninterrupted(watch)
 
     def last_words(self) -> OutboardError | None:
         """What the worker said before it fell silent: its own account is the first cause."""
@@ -145,21 +152,25 @@ class Worker:
         mine = os.getpid() == self.process.owner
         asked = mine and grace_s > 0
         left_well = False
-        with contextlib.ExitStack() as last_to_first:
-            last_to_first.callback(
-                lambda: self._end_log(mine, keep_log or (asked and not left_well))
-            )
-            last_to_first.callback(self.talk.channel.close)
-            if self.data is not None:
-                last_to_first.callback(self.data.bell.close)
-            if mine and self._watcher is not None:
-                last_to_first.callback(self._watcher.stop)
-            last_to_first.callback(self.process.end)
+        try:
             left_well = asked and self.leave(grace_s)
+            self.process.kill(_KILL_S)
+        finally:
+            keep_log = keep_log or not mine or (asked and not left_well)
+            if mine:
+                keeper.uninterrupted(lambda: self._take_apart(keep_log))
+            else:
+                self._take_apart(keep_log)
         return self.process.exit_now()
 
-    def _end_log(self, mine: bool, keep: bool) -> None:
-        if mine and not keep:
-            self.process.log.remove()
-        else:
+    def _take_apart(self, keep_log: bool) -> None:
+        self.process.end()
+        if self._watcher is not None and os.getpid() == self.process.owner:
+            self._watcher.stop()
+        if self.data is not None:
+            self.data.bell.close()
+        self.talk.channel.close()
+        if keep_log:
             self.process.log.close()
+        else:
+            self.process.log.remove()

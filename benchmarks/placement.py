@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outboard.backends import Backend, OutboardError, RankPlan, witness
-from outboard.backends.rank_plan import plan_together
+from outboard.backends import Backend, OutboardError, RankPlan, plan_together, witness
 from outboard.backends.registry import find
 
 SELF = Path(__file__).resolve()

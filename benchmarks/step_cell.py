@@ -133,7 +133,12 @@ def _circumstance(where: str) -> Iterator[None]:
     elif where == "zlib thread":
         threading.Thread(target=_compress, daemon=True).start()
     elif where == "two hogs":
-        endless = [sys.executable, "-c", "while True: pass"]
+        # Ordinary processes, even under a measurement with real-time priority, or nothing else would ever run.
+        endless = [
+            sys.executable,
+            "-c",
+            "import os\nos.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\nwhile True: pass",
+        ]
         hogs = [subprocess.Popen(endless) for _ in range(2)]
     try:
         yield

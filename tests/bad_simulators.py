@@ -20,7 +20,7 @@ from outboard.ipc import doorbell
 from outboard.ipc.device import DeviceReport, cpu_report
 from outboard.ipc.layout import ENV_NONFINITE, PUBLISHABLE, Sizes
 from outboard.ipc.messages import Attach, Close, Init, ModelFacts, Progress, Render
-from outboard.workers import serve
+from outboard.workers import fake_worker, serve
 from outboard.workers.fake_worker import FakeSimulator
 from outboard.workers.simulator import Simulator
 
@@ -508,13 +508,9 @@ class LyingDecimation(Glider):
 class Backwards(FakeSimulator):
     """Goes away from its targets."""
 
-    def step(self, bank: int) -> int:
-        target = self.ctrl
-        self.ctrl = 2 * self.qpos - target
-        try:
-            return super().step(bank)
-        finally:
-            self.ctrl = target
+    def build(self, init: Init, progress: Any) -> ModelFacts:
+        fake_worker._RATE = -fake_worker._RATE  # type: ignore[misc]
+        return super().build(init, progress)
 
 
 class HalfWeight(Glider):

@@ -26,8 +26,8 @@ from outboard.ipc import doorbell
 # What another session of this suite makes and unlinks at the same time is gone by then, and so is a
 # process that is being reaped.
 _GRACE_S = 1.0
-# Lives as long as the process, on purpose (backends/process.py).
-_KEPT_THREADS = {"outboard-spawner"}
+# Lives as long as the process, on purpose (backends/keeper.py).
+_KEPT_THREADS = {"outboard-keeper"}
 # Semaphores have these names for milliseconds while a backend opens. Another session of this suite on
 # this machine makes them too, so of these only those count that this process made.
 _SEMAPHORES = "sem.outboard-"

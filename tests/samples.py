@@ -2,7 +2,6 @@
 every Python that a worker runs on; `golden/` holds the bytes of each."""
 
 import struct
-from typing import Dict
 
 from outboard.ipc.device import DeviceReport, PlannedDevice, VisibleGpu, cpu_report
 from outboard.ipc.layout import Sizes
@@ -62,7 +61,7 @@ FACTS = ModelFacts(
     not_reproduced=("self-collision",),
 )
 
-SAMPLES: Dict[str, Message] = {
+SAMPLES: dict[str, Message] = {
     "hello": Hello(
         python="3.8.18",
         executable="/opt/python/bin/python",

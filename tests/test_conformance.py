@@ -97,10 +97,11 @@ BAD: dict[str, set[str]] = {
 # Simulators that reach into the worker around them.
 BAD_WORKER: dict[str, set[str]] = {
     "OutOfTotal": {"progress_while_building"},
-    # ATTACH meets what was not asked for.
-    "ChattyAfterwards": {"opens", "progress_while_building", "replies_match_requests",
-                         "stray_ring_is_no_command", "unknown_opcode_is_refused",
-                         "close_when_ready"},
+    # Whatever comes after INIT_REPLY meets what was not asked for.
+    "ChattyAfterwards": {"opens", "progress_while_building", "second_init_is_refused",
+                         "other_fingerprint_is_refused", "other_nonce_is_refused",
+                         "replies_match_requests", "stray_ring_is_no_command",
+                         "unknown_opcode_is_refused", "close_when_ready"},
     "TwinJoints": {"facts_fit_together"},
     "AnyFingerprint": {"other_fingerprint_is_refused"},
     "AnyNonce": {"other_nonce_is_refused"},

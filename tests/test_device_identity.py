@@ -37,16 +37,22 @@ def test_every_spelling_of_a_uuid_is_one(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "GPU-", "GPU-ce08", BARE[:-1], BARE + "0", "GPU-GPU-" + BARE, "g" + BARE[1:], "cuda:0"]
-    + ["00000000-0000-0000-0000-000000000000", "0" * 32, BARE.replace("-", "", 1)],
+    [
+        *("", "0", "GPU-", "GPU-ce08", BARE[:-1], BARE + "0", "GPU-GPU-" + BARE, "g" + BARE[1:]),
+        *("cuda:0", "00000000-0000-0000-0000-000000000000", "0" * 32, BARE.replace("-", "", 1)),
+    ],
 )
 def test_what_is_no_whole_uuid_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         normalise_uuid(text)
 
 
-@pytest.mark.parametrize(("text", "kind"), [(UUID, MIG), ("MIG-" + BARE, GPU), ("mig-" + BARE, GPU)])
-def test_the_uuid_of_a_mig_instance_is_never_turned_into_that_of_a_gpu(text: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "kind"), [(UUID, MIG), ("MIG-" + BARE, GPU), ("mig-" + BARE, GPU)]
+)
+def test_the_uuid_of_a_mig_instance_is_never_turned_into_that_of_a_gpu(
+    text: str, kind: str
+) -> None:
     with pytest.raises(ValueError, match=kind):
         normalise_uuid(text, kind)
 
@@ -78,8 +84,10 @@ def test_what_is_no_pci_id_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "uuid"),
-    [("cuda", UUID), ("", ""), (CPU, UUID), (GPU, ""), (MIG, ""), (GPU, BARE), (GPU, UUID.upper())]
-    + [(GPU, "MIG-" + BARE), (MIG, UUID), (GPU, "0")],
+    [
+        *(("cuda", UUID), ("", ""), (CPU, UUID), (GPU, ""), (MIG, ""), (GPU, BARE), (GPU, "0")),
+        *((GPU, UUID.upper()), (GPU, "MIG-" + BARE), (MIG, UUID)),
+    ],
 )
 def test_what_is_no_identity_cannot_be_written_down(kind: str, uuid: str) -> None:
     with pytest.raises(ValueError):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from outboard.backends.device_plan import DevicePlan, check_against_launcher, resolve_device
+from outboard.backends.inventory import HostGpu, Inventory
 from outboard.backends.rank_plan import RankPlan
-from outboard.backends.visibility import HostGpu, Inventory
 from outboard.ipc.device import CPU, DeviceId, PlannedDevice
 from outboard.ipc.errors import DevicePlanError, UsageError
 

@@ -16,7 +16,7 @@ import pytest
 
 from outboard.backends import examination
 from outboard.backends.examination import GpuFacts, gpu_problems
-from outboard.backends.visibility import HostGpu
+from outboard.backends.inventory import HostGpu
 from standin_gpu import TWO, U0, U1, standin_environment
 
 ROOT = Path(__file__).resolve().parent.parent

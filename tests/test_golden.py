@@ -1,7 +1,7 @@
 """The bytes of every message of the current version, as they are on the wire.
 
-Worker and host of one version must read each other for ever. After a change of `ipc/messages.py` or of the codec
-that is meant: raise PROTOCOL_VERSION, add a row to the history in `ipc/PROTOCOL.md`, and write the files anew:
+Worker and host of one version must read each other for ever. After a change of `ipc/messages.py` or of the
+codec that is meant: raise PROTOCOL_VERSION, add a row to the history in `ipc/PROTOCOL.md`, and write anew:
 
     python tests/test_golden.py --write
 """
@@ -18,10 +18,9 @@ GOLDEN = TESTS / "golden"
 if __name__ == "__main__":  # pytest has these from pyproject.toml
     sys.path[:0] = [str(TESTS), str(TESTS.parent / ".src")]
 
-from samples import SAMPLES  # noqa: E402
-
 from outboard.ipc import channel, codec  # noqa: E402
 from outboard.ipc.messages import MESSAGES, PROTOCOL_VERSION, Message  # noqa: E402
+from samples import SAMPLES  # noqa: E402
 
 A_CHANGE = (
     "the bytes on the wire changed. If that is meant it is a new PROTOCOL_VERSION: see the top of "

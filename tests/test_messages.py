@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from samples import FACTS, SAMPLES
 
 from outboard.ipc.layout import Sizes
 from outboard.ipc.messages import (
@@ -20,6 +19,7 @@ from outboard.ipc.messages import (
     SetProperty,
     Status,
 )
+from samples import FACTS, SAMPLES
 
 INIT = SAMPLES["init"]
 assert isinstance(INIT, Init)

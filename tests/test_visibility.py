@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outboard.backends import visibility
+from outboard.backends import inventory, visibility
+from outboard.backends.inventory import HostGpu, Inventory
 from outboard.backends.visibility import (
-    HostGpu,
-    Inventory,
     look,
     meaning,
     probe,
@@ -172,6 +171,7 @@ entry = st.one_of(
 )
 
 
+@settings(deadline=None)  # a busy machine is no error
 @given(st.lists(entry, max_size=3).map(",".join))
 def test_any_text_is_read_or_refused_by_name(mask: str) -> None:
     try:
@@ -225,7 +225,7 @@ def test_probe_is_kept_per_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: object) -> None:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(visibility, "_ask", ask)
+    monkeypatch.setattr(inventory, "_ask", ask)
     assert probe(env) is first
     with pytest.raises(AssertionError, match="asked again"):
         probe({**env, "CUDA_VISIBLE_DEVICES": "1"})
@@ -247,13 +247,13 @@ def test_no_driver_says_so(tmp_path: Path) -> None:
 
 
 def test_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visibility, "_CHILD", "import time; time.sleep(60)")
+    monkeypatch.setattr(inventory, "_CHILD", "import time; time.sleep(60)")
     with pytest.raises(DevicePlanError, match=r"did not answer within 0\.5 s"):
         probe(bare_environment(), timeout_s=0.5)
 
 
 def test_child_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visibility, "_CHILD", "import sys; sys.exit('no such thing')")
+    monkeypatch.setattr(inventory, "_CHILD", "import sys; sys.exit('no such thing')")
     with pytest.raises(DevicePlanError, match="ended with 1: no such thing"):
         probe(bare_environment())
 
