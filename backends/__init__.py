@@ -17,6 +17,7 @@ from .backend import Backend
 from .custom import CustomBackend, CustomCfg
 from .device_plan import DevicePlan
 from .fake import FakeBackend, FakeCfg
+from .isaacgym import IsaacGymBackend, IsaacGymCfg
 from .mujoco import MuJoCoBackend, MuJoCoCfg
 from .rank_check import plan_together
 from .rank_plan import RankPlan
@@ -33,6 +34,8 @@ __all__ = [
     "ErrorReport",
     "FakeBackend",
     "FakeCfg",
+    "IsaacGymBackend",
+    "IsaacGymCfg",
     "Model",
     "MuJoCoBackend",
     "MuJoCoCfg",

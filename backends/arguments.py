@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..ipc.device import CPU
 from ..ipc.errors import SceneError, UsageError
 from ..ipc.layout import check_publish
-from ..ipc.messages import MAX_PIXELS, NONCE_BYTES, Init, Render, Scalar
+from ..ipc.messages import MAX_PIXELS, NONCE_BYTES, TRANSPORTS, Init, Render, Scalar
 from .device_plan import check_against_launcher, resolve_device
 from .launch import Order
 from .state import Floats
@@ -106,8 +106,10 @@ def order(
         other = "a GPU" if plan.device.kind == CPU else 'device="cpu"'
         raise UsageError(f"{simulator} cannot run on {plan}; give it {other}")
     check_against_launcher(plan)
-    if transport not in ("auto", "block", "cuda"):
+    if transport not in TRANSPORTS:
         raise UsageError(f"transport={transport!r} must be 'auto', 'block' or 'cuda'")
+    if transport == "cuda" and plan.device.kind == CPU:
+        raise UsageError('transport="cuda" needs a simulator on a GPU, and device="cpu" was given')
     for name, value in (env or {}).items():
         text = isinstance(name, str) and isinstance(value, str)
         if not text or not name or "=" in name or "\0" in name + value:
@@ -123,7 +125,7 @@ def order(
         dt=0.0 if dt is None else positive("dt", dt),
         decimation=whole("decimation", decimation, 1, 10_000),
         publish=check_publish(publish),
-        transport="block",
+        transport=transport,
         render=bool(render),
         seed=whole("seed", seed, 0, (1 << 63) - 1),
         terrain="flat",
@@ -200,7 +202,8 @@ def finite_check(ctrl: Floats) -> Callable[[], None]:
     """
     flat = ctrl.reshape(-1)
     as_int, as_uint = flat.view(np.int32), flat.view(np.uint32)
-    maximum, dot, isfinite = np.maximum.reduce, np.vdot, math.isfinite
+    # The method, not np.vdot: 390 ns instead of 530, because nothing is dispatched.
+    maximum, dot, isfinite = np.maximum.reduce, flat.dot, math.isfinite
 
     def look() -> None:
         bad = np.flatnonzero(~np.isfinite(ctrl).all(axis=1))
@@ -209,8 +212,12 @@ def finite_check(ctrl: Floats) -> Callable[[], None]:
             raise UsageError(f"ctrl is NaN or infinite in environments {ids}; nothing was sent")
 
     def small() -> None:
-        if not isfinite(dot(flat, flat)):
-            look()
+        try:
+            if isfinite(dot(flat)):
+                return
+        except RuntimeWarning:  # of an overflow, where the caller made warnings errors
+            pass
+        look()
 
     def large() -> None:
         if maximum(as_int) >= _INF_BITS or maximum(as_uint) >= _NEGATIVE_INF_BITS:

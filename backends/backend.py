@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Mapping
 from time import perf_counter_ns as _clock
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,22 +45,32 @@ from ..ipc.messages import (
 )
 from ..ipc.states import Phase
 from . import arguments, launch
+from .arena_plane import ArenaPlane, lock_pages
 from .arguments import Cfg
-from .launch import Opened
+from .events import LOG, tell
+from .launch import Opened, Order
 from .state import Floats, Model, State, Timings
 from .traits import Traits
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in `typing` from Python 3.11 on
+
+    from .torch_view import TorchView
 
 _READY, _BUSY = Phase.READY, Phase.BUSY
 _STEP, _STEP_RESET = int(Opcode.STEP), int(Opcode.STEP_RESET)
 _SEQUENCE, _OPCODE, _COUNT, _STATUS = shm.SEQUENCE, shm.OPCODE, shm.COUNT, shm.STATUS
 _DONE, _FAILED = int(Status.DONE), int(Status.FAILED)
+_ENQUEUED, _FIRST_ARENA = int(Status.ENQUEUED), int(Opcode.ARENA_STEP)
+_OPCODES = 7  # a mask: whatever stands in the block, it is an index
+_SCRIBBLED = "the worker wrote over the request line of the block, which is the host's"
 _F32 = np.dtype(np.float32)
 # The sockets of a process that is killed close before it can be asked how it ended.
 _DEATH_S = 1.0
 # Everything of a backend that keeps the shared block in memory.
 _VIEWS = (
     *("_block", "_bell", "_ring", "_wait", "_request", "_reply"),
-    *("_fields", "_states", "_ctrl", "_require_finite"),
+    *("_fields", "_states", "_ctrl", "_require_finite", "_plane", "_tensors", "_page_lock"),
 )
 
 
@@ -79,6 +91,11 @@ class Backend:
         banks: 1: addresses never change, each command overwrites; 2: a result stays valid until the
             second-next command starts.
         cfg: the simulator's own frozen Cfg.
+        transport: "block": state in shared host memory. "cuda": on the simulator's GPU as well, for
+            `sim.torch` and for commands given as tensors on that GPU; an error where it cannot be had.
+            "auto": as "cuda" when torch was imported before and it can be had, else as "block";
+            `report["transport_why"]` says why. Numpy code works the same with all three: commands
+            given in numpy publish in host memory.
         worker_python: the interpreter of the worker (default: where this simulator is found).
         env: variables added to the worker's environment, which is otherwise an allow-list.
         rank: global rank, for logs and errors; taken from the plan when there is one.
@@ -121,7 +138,7 @@ class Backend:
         share: bool = False,
     ) -> None:
         self._phase: Phase = Phase.CLOSED  # so that a failed constructor can be closed
-        self._order = arguments.order(
+        order = arguments.order(
             simulator=self.simulator,
             traits=self.traits,
             cfg=arguments.check_cfg(cfg, self.cfg_type),
@@ -140,11 +157,18 @@ class Backend:
             render=render,
             share=share,
         )
+        self._order = self.prepare(order)
         self._check_finite = check_finite
         self._raise_on_bad_env = raise_on_bad_env
         self._timeout_s = arguments.positive("step_timeout_s", step_timeout_s)
         self._cause: OutboardError | None = None
         launch.open_worker(self._order, None, self._adopt)
+
+    @classmethod
+    def prepare(cls, order: Order) -> Order:
+        """What must be done on the host before a worker can start: find its interpreter, turn the scene into
+        what the simulator imports. Once per backend; `restart()` uses the same order again."""
+        return order
 
     def _adopt(self, opened: Opened) -> None:
         """Take over a worker that has just become READY."""
@@ -167,7 +191,16 @@ class Backend:
             self._require_finite = arguments.finite_check(self._ctrl)
             self._all_ids = np.arange(self._order.init.num_envs, dtype=np.int32)
             self._model = Model.of(opened.reply)
-        self._histories = [History() for _ in range(max(Opcode) + 1)]  # index = opcode
+            self._plane = None if data.arena is None else ArenaPlane(data.arena, block)
+            self._page_lock = lock_pages(block, self._order.plan.device.uuid, data.arena)
+            self._tensors: TorchView | None = None
+        # Until the caller writes targets, the robot holds its default pose.
+        self._ctrl[:] = self._model.default_ctrl
+        if self._plane is not None:
+            self._plane.begin()
+        if self._tensors is not None:
+            self._tensors.restarted()
+        self._histories = [History() for _ in range(_OPCODES + 1)]  # index = opcode
         self._wall_ns = self._rang_ns = 0
         self._finalizer = weakref.finalize(self, launch.abandon, opened)
         self._finalizer.atexit = False  # at the end of the process it is closed, not abandoned
@@ -200,6 +233,9 @@ class Backend:
                 and ctrl.shape == self._ctrl_shape
             ):
                 view[...] = ctrl
+            elif self._is_tensor_on_gpu(ctrl):
+                self.torch.step_async(ctrl, reset=reset)
+                return
             else:
                 arguments.put_ctrl(view, ctrl)
         if self._check_finite:
@@ -224,6 +260,8 @@ class Backend:
             if request[_SEQUENCE] != self._answered:
                 self._ring()  # perhaps for the second time, which does no harm
             raise
+        except ValueError:  # a sequence number that cannot be counted on
+            self._fail(ProtocolError(_SCRIBBLED))
 
     def step_wait(self) -> State:
         """Wait for the command in flight and return the published state.
@@ -238,7 +276,7 @@ class Backend:
             self._phase = _READY
             raise UsageError("the interrupted command was never sent; nothing is in flight")
         try:
-            self._wait(sequence, self._histories[request[_OPCODE]], self._timeout_s)
+            self._wait(sequence, self._histories[request[_OPCODE] & _OPCODES], self._timeout_s)
             status = self._reply[_STATUS]
             self._wall_ns += _clock() - self._rang_ns
             # In this order: BUSY together with an answered sequence number means "never sent".
@@ -247,16 +285,23 @@ class Backend:
         except (PeerGone, DeadlinePassed) as error:
             self._fell_silent(error)
         if status != _DONE:
-            self._look_at(status, sequence)
+            return self._look_at(status, sequence)
         return self._states[sequence & self._last_bank]
 
-    def _look_at(self, status: int, sequence: int) -> None:
-        """An answer that is not plainly "done"."""
+    def _look_at(self, status: int, sequence: int) -> Any:
+        """The state after an answer that is not plainly "done"."""
+        plane = self._plane
+        if status == _ENQUEUED and plane is not None and self._request[_OPCODE] >= _FIRST_ARENA:
+            state = plane.enqueued(sequence)
+            if self._tensors is not None:
+                self._tensors.report()
+            return state
         if status != int(Status.FLAGGED):
             self._fail(
                 self._worker.last_words() or ProtocolError(f"a command ended with status {status}")
             )
         self._note_flagged(self._fields[sequence & self._last_bank]["env_flags"])
+        return self._states[sequence & self._last_bank]
 
     def set_state(self, envs: Any, qpos: ArrayLike, qvel: ArrayLike) -> State:
         """Put environments to new states; visible in the returned state, poses included.
@@ -266,6 +311,8 @@ class Backend:
             qpos: (n, nq) float32, m and rad, root quaternion wxyz.
             qvel: (n, nv) float32; root angular velocity in the body frame.
         """
+        if self._is_tensor_on_gpu(envs, qpos, qvel):
+            return cast(State, self.torch.set_state(envs, cast(Any, qpos), cast(Any, qvel)))
         if self._phase is not _READY:
             self._not_ready()
         count = self._put_ids(envs)
@@ -276,9 +323,19 @@ class Backend:
 
     def reset(self, envs: Any = None) -> State:
         """Put environments (ids, mask, None for all) to the keyframe; visible at once."""
+        if self._is_tensor_on_gpu(envs):
+            return cast(State, self.torch.reset(envs))
         if self._phase is not _READY:
             self._not_ready()
         return self._command(Opcode.RESET, self._put_ids(envs))
+
+    @staticmethod
+    def _is_tensor_on_gpu(*values: Any) -> bool:
+        """Without importing torch: where it was not, nobody has a tensor."""
+        torch = sys.modules.get("torch")
+        return torch is not None and any(
+            isinstance(value, torch.Tensor) and value.is_cuda for value in values
+        )
 
     def _put_ids(self, envs: Any) -> int:
         ids = self._all_ids if envs is None else arguments.env_ids(envs, self._all_ids)
@@ -329,7 +386,9 @@ class Backend:
         talk = self._worker.talk
         deadline = Deadline(self._timeout_s)
         try:
-            talk.send(message)
+            if talk.channel.pending():
+                talk.receive(deadline)  # what nobody asked for is refused, and is no answer to this
+            talk.send(message, deadline=deadline)
             self._send(int(Opcode.MAIL))
             reply = talk.expect(kind, deadline)
         except (PeerGone, DeadlinePassed) as error:
@@ -345,6 +404,8 @@ class Backend:
                 self._fail(UsageError(text))
             raise
         self.step_wait()
+        if self._plane is not None:
+            self._plane.mailed(self._answered)
         return reply
 
     # -- what went wrong -------------------------------------------------------------------------
@@ -387,8 +448,13 @@ class Backend:
                     f"the worker died in a command, {self._worker.process.exit_now() or error}"
                 )
             )
+        # It may have said why, and never have come to ring.
+        words = self._worker.last_words(0.0)
+        if words is None and not 0 <= self._request[_SEQUENCE] - self._answered <= 2:
+            words = ProtocolError(_SCRIBBLED)
         self._fail(
-            WorkerTimeout(
+            words
+            or WorkerTimeout(
                 f"the worker did not answer within {self._timeout_s:g} s "
                 "(step_timeout_s); it was killed"
             )
@@ -400,6 +466,7 @@ class Backend:
         self._worker.talk.state.fail()
         error.report = launch.error_report(self._order, self._worker, Phase.BUSY.value)
         self._cause = copy.copy(error)  # without the traceback, whose frames hold the block
+        launch.failed(self._worker, Phase.BUSY.value, error)
         self._finalizer.detach()
         self._worker.end(0.0, keep_log=True)
         try:
@@ -407,7 +474,7 @@ class Backend:
         finally:
             del error  # else this frame and its own traceback would keep each other, and the block
 
-    def _note_flagged(self, flags: NDArray[np.uint8]) -> None:
+    def _note_flagged(self, flags: NDArray[np.uint8], when: str = "") -> None:
         flagged = np.flatnonzero(flags)
         ids = ", ".join(map(str, flagged[:20])) + (", ..." if len(flagged) > 20 else "")
         what = (
@@ -415,19 +482,40 @@ class Backend:
             if (flags & ENV_ENGINE_RESET).any()
             else "the state is not finite in"
         )
-        text = f"{what} environments {ids}"
+        text = f"{what} environments {ids} {when}".rstrip()
         if self._raise_on_bad_env:
             self._fail(WorkerFailed(text))
-        launch.LOG.warning("rank %d: %s", self._order.init.rank, text)
+        LOG.warning("rank %d: %s", self._order.init.rank, text)
 
     # -- facts -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """The state published last."""
+        """The state published last. After a command on tensors it is copied from the GPU first."""
         if self._phase is Phase.CLOSED:
             self._not_open()
+        if self._plane is not None:
+            self._plane.fetch(self._answered, self._answered & self._last_bank)
         return self._states[self._answered & self._last_bank]
+
+    @property
+    def torch(self) -> TorchView:
+        """The same simulator with tensors: `sim.torch.qpos`, `sim.torch.step(ctrl)`.
+
+        With transport "cuda" they lie on the simulator's GPU and no command waits for it; with "block"
+        they share the memory of the numpy views.
+        """
+        if self._phase is Phase.CLOSED:
+            self._not_open()
+        if self._tensors is None:
+            try:
+                from . import torch_view
+            except ImportError as error:
+                raise UsageError(
+                    f"sim.torch needs torch, and it cannot be imported: {error}"
+                ) from None
+            self._tensors = torch_view.view(self)
+        return self._tensors
 
     @property
     def ctrl_view(self) -> Floats:
@@ -441,6 +529,8 @@ class Backend:
         """Environments whose state was not finite, or that the engine reset, in the last command."""
         if self._phase is Phase.CLOSED:
             self._not_open()
+        if self._plane is not None:
+            self._plane.fetch(self._answered, self._answered & self._last_bank)
         return np.flatnonzero(self._fields[self._answered & self._last_bank]["env_flags"])
 
     @property
@@ -480,6 +570,7 @@ class Backend:
             self._not_open()
         if self._phase is Phase.CLOSED:
             raise UsageError("this backend is closed; open a new one")
+        tell(logging.INFO, "RESTART", self._worker.process, self._phase)
         self._phase, self._cause = Phase.FAILED, None
         self._worker.end(0.0, keep_log=False)
         self._finalizer.detach()
@@ -501,16 +592,21 @@ class Backend:
         self._phase = Phase.CLOSED
         try:
             self._worker.end(grace_s if live else 0.0, keep_log=self._cause is not None)
+            launch.closed(self._worker, asked=live)
         finally:  # also when a second ^C ends the wait
             self._finalizer.detach()
             launch.released(self._opened)
             self._block.close_fd()
             # The memory goes with the last view of it, and from here on all views are the caller's.
             self._worker.data = None
+            if self._page_lock is not None:
+                self._page_lock.release()
+            if self._plane is not None:
+                self._plane.close()
             for name in _VIEWS:
                 delattr(self, name)
 
-    def __enter__(self) -> Backend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -44,7 +44,7 @@ from .conformance_kit import (
     Target,
     make_target,
 )
-from .launch import LOG
+from .events import LOG
 
 __all__ = [
     "CHECKS",

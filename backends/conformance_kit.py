@@ -127,11 +127,12 @@ class Target:
             name = f"{os.path.abspath(path)}:{class_name}"
         given = self._shared()
         given["cfg"] = arguments.check_cfg(self.cfg, self.kind.cfg_type)
-        return arguments.order(
+        order = arguments.order(
             simulator=name, traits=self.kind.traits, dt=None, decimation=1,
             publish=("qpos", "qvel"), banks=1, transport="auto", rank=None, render=False, share=True,
             **given,
         )  # fmt: skip
+        return self.kind.prepare(order)
 
 
 def make_target(

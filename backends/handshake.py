@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..ipc import doorbell, shm
+from ..ipc.arena import HostArena
 from ..ipc.channel import Channel
 from ..ipc.deadline import Deadline
 from ..ipc.device import DeviceReport
@@ -79,10 +80,13 @@ class Talk:
         self.channel = channel
         self.state = Conversation(Role.HOST)
         self.reached = self.state.phase  # before the message received last, which may be an ERROR
+        self.progress = ""  # the last PROGRESS in words: where a worker was that died while it built
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(
+        self, message: Message, fds: Sequence[int] = (), deadline: Deadline | None = None
+    ) -> None:
         self.state.sent(type(message).__name__)
-        self.channel.send(message, Deadline(SEND_S), fds)
+        self.channel.send(message, deadline or Deadline(SEND_S), fds)
 
     def receive(self, deadline: Deadline) -> Message:
         """The next message; an ERROR is raised as what it means."""
@@ -133,10 +137,9 @@ def initialise(
     """INIT to INIT_REPLY. Progress extends the deadline, never past the hard limit."""
     talk.send(init)
     hard = Deadline(traits.init_hard_s)
-    soft = Deadline(traits.init_s)
+    deadline = Deadline(traits.init_s, within=hard)
     last = "nothing"
     while True:
-        deadline = soft if soft.at_ns < hard.at_ns else hard
         try:
             message = talk.receive(deadline)
         except DeadlinePassed:
@@ -145,10 +148,11 @@ def initialise(
                 f"was {last}"
             ) from None
         if isinstance(message, Progress):
-            last = f"{message.stage} {message.done}/{message.total}"
-            soft = Deadline(traits.init_s)
+            talk.progress = last = f"{message.stage} {message.done}/{message.total}"
+            deadline = Deadline(traits.init_s, within=hard)
             on_progress(message)
         elif isinstance(message, InitReply):
+            talk.progress = ""
             return message
 
 
@@ -178,10 +182,21 @@ class Data:
 
     block: shm.Block
     bell: doorbell.Doorbell
+    arena: HostArena | None = None
+    no_arena: str = ""  # why the worker did not take the one it was offered
 
 
-def attach(talk: Talk, init: Init, layout: Layout, old: shm.Block | None) -> Data:
-    """ATTACH to READY: make (or, after a restart, reuse) the block, hand it over, drop the names."""
+def attach(
+    talk: Talk,
+    init: Init,
+    layout: Layout,
+    old: shm.Block | None,
+    arena: HostArena | None = None,
+) -> Data:
+    """ATTACH to READY: make (or, after a restart, reuse) the block, hand it over, drop the names.
+
+    arena: what is offered beside the block; the worker may be unable to take it.
+    """
     if old is None:
         memory.require(layout.total_bytes)
         try:
@@ -205,6 +220,7 @@ def attach(talk: Talk, init: Init, layout: Layout, old: shm.Block | None) -> Dat
                     fingerprint=layout.fingerprint,
                     go_name=go_name,
                     done_name=done_name,
+                    arena=None if arena is None else arena.offered,
                 ),
                 [block.fd],
             )
@@ -221,7 +237,14 @@ def attach(talk: Talk, init: Init, layout: Layout, old: shm.Block | None) -> Dat
             block.close_fd()
         raise
     cell = block.reply[shm.SEQUENCE : shm.SEQUENCE + 1]
-    return Data(block, doorbell.Doorbell(go, done, cell))
+    data = Data(block, doorbell.Doorbell(go, done, cell))
+    if arena is not None:
+        data.no_arena = ready.arena
+        if not ready.arena and not arena.answered(init.nonce):
+            data.no_arena = "what the worker wrote into the arena did not arrive here"
+        if not data.no_arena:
+            data.arena = arena
+    return data
 
 
 def new_nonce() -> bytes:

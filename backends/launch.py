@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..ipc import shm
+import posix_ipc
+
+from ..ipc.cuda_driver import CudaError
 from ..ipc.device import CPU, DeviceReport
 from ..ipc.errors import (
     ErrorReport,
@@ -24,15 +26,16 @@ from ..ipc.errors import (
 from ..ipc.layout import Layout
 from ..ipc.messages import Hello, Init, InitReply, Progress
 from ..ipc.states import Phase
-from . import handshake, interpreters, keeper, process, witness
+from . import handshake, interpreters, keeper, process, transport, witness
 from .device_plan import DevicePlan
+from .events import LOG as LOG
+from .events import tell
 from .gpu_lock import GpuLock
 from .traits import Traits
 from .verdict import Verdict, judge
 from .visibility import MASK
 from .worker import Worker
 
-LOG = logging.getLogger("outboard")
 # A worker whose socket closed is on its way out; an interpreter's teardown on a loaded machine takes its time.
 _EXIT_S = 5.0
 
@@ -65,6 +68,7 @@ class Opened:
     verdict: Verdict
     lock: GpuLock | None
     opened_s: float  # from spawn to READY
+    why_no_arena: str = ""  # "" when there is one
 
 
 def worker_command(order: Order) -> process.Command:
@@ -100,8 +104,7 @@ def open_worker(order: Order, before: Opened | None, adopt: Callable[[Opened], N
     adopt: called at the end, so that an interrupt never finds a worker that belongs to nobody.
     """
     if before is not None:
-        data = before.worker.data
-        _open_locked(order, before.lock, None if data is None else data.block, adopt)
+        _open_locked(order, before.lock, before, adopt)
         return
     lock = _lock(order)
     try:
@@ -120,7 +123,7 @@ def _lock(order: Order) -> GpuLock | None:
 
 
 def _open_locked(
-    order: Order, lock: GpuLock | None, block: shm.Block | None, adopt: Callable[[Opened], None]
+    order: Order, lock: GpuLock | None, before: Opened | None, adopt: Callable[[Opened], None]
 ) -> None:
     started_s = time.monotonic()
     command = worker_command(order)
@@ -128,14 +131,16 @@ def _open_locked(
     try:
         keeper.uninterrupted(lambda: started.append(Worker(command)))
         [worker] = started
+        tell(logging.INFO, "SPAWNED", worker.process, worker.phase, python=command.python)
         hello = _hear(worker, order)
         init = dataclasses.replace(order.init, nonce=handshake.new_nonce())
-        reply = handshake.initialise(worker.talk, init, order.traits, _log_progress(order))
+        reply = handshake.initialise(worker.talk, init, order.traits, _log_progress(worker))
         handshake.check_facts(init, reply)
         verdict = _judged(order, worker, hello, reply.device)
         layout = Layout(reply.model.sizes, init.publish, order.banks)
-        worker.attached(handshake.attach(worker.talk, init, layout, block))
-        opened = Opened(worker, hello, reply, verdict, lock, time.monotonic() - started_s)
+        why_no_arena = _attach(worker, init, hello, reply, layout, before)
+        opened_s = time.monotonic() - started_s
+        opened = Opened(worker, hello, reply, verdict, lock, opened_s, why_no_arena)
         adopt(opened)
     except OutboardError as error:
         for worker in started:
@@ -145,14 +150,50 @@ def _open_locked(
         error = _obituary(order, started[0], gone)
         _failed(order, started[0], error)
         raise error from None
+    except (
+        OSError,
+        posix_ipc.Error,
+        CudaError,
+    ) as short:  # of descriptors, memory, room in /dev/shm
+        error = WorkerLaunchError(f"this process cannot get what a worker needs: {short}")
+        for worker in started:
+            _failed(order, worker, error)
+        raise error from short
     except BaseException:  # KeyboardInterrupt while building
         for worker in started:
             worker.end(0.0, keep_log=False)
         raise
-    LOG.info(
-        "READY rank=%d pid=%d simulator=%s device=%r seconds=%.3f",
-        init.rank, hello.pid, order.simulator, device_words(order, opened), opened.opened_s,
-    )  # fmt: skip
+    tell(
+        logging.INFO,
+        "READY",
+        worker.process,
+        worker.phase,
+        simulator=order.simulator,
+        device=device_words(order, opened),
+    )
+
+
+def _attach(
+    worker: Worker,
+    init: Init,
+    hello: Hello,
+    reply: InitReply,
+    layout: Layout,
+    before: Opened | None,
+) -> str:
+    """Give the worker its data planes: new ones, or those of the worker before it. Why there is no
+    arena, "" when there is one."""
+    old = None if before is None else before.worker.data
+    if old is not None and old.arena is None:
+        arena, why = None, before.why_no_arena if before is not None else ""
+    else:
+        arena, why = transport.offer(init, hello, reply, layout, None if old is None else old.arena)
+    block = None if old is None else old.block
+    data = handshake.attach(worker.talk, init, layout, block, arena)
+    worker.attached(data)
+    if data.no_arena:
+        transport.refuse_if_asked(init, data.no_arena, again=old is not None)
+    return why or data.no_arena
 
 
 def _judged(order: Order, worker: Worker, hello: Hello, report: DeviceReport) -> Verdict:
@@ -174,15 +215,14 @@ def judged_again(order: Order, opened: Opened, report: DeviceReport) -> Opened:
 def _hear(worker: Worker, order: Order) -> Hello:
     source = str(process.entry_file().parent.parent / "ipc")
     hello = handshake.hear_hello(worker.talk, worker.process.command.env[MASK], source)
-    LOG.info("HELLO rank=%d pid=%d python=%s", order.init.rank, hello.pid, hello.python)
+    tell(logging.INFO, "HELLO", worker.process, worker.phase, python=hello.python)
     return hello
 
 
-def _log_progress(order: Order) -> Any:
+def _log_progress(worker: Worker) -> Callable[[Progress], None]:
     def note(progress: Progress) -> None:
-        LOG.info(
-            "INIT rank=%d %s %d/%d", order.init.rank, progress.stage, progress.done, progress.total
-        )
+        done = f"{progress.done}/{progress.total}"
+        tell(logging.INFO, "INIT", worker.process, worker.phase, stage=progress.stage, done=done)
 
     return note
 
@@ -200,15 +240,41 @@ def _obituary(order: Order, worker: Worker, gone: PeerGone) -> OutboardError:
     if worker.phase is Phase.SPAWNED:
         why = interpreters.explain(worker.process.command.python, order.traits)
         return WorkerLaunchError(why or f"the worker ended before it said a word: {how}")
-    return WorkerDied(f"the worker died in phase {worker.phase.value}: {how}")
+    at = f" ({worker.talk.progress})" if worker.talk.progress else ""
+    return WorkerDied(f"the worker died in phase {worker.phase.value}{at}: {how}")
 
 
 def _failed(order: Order, worker: Worker, error: OutboardError) -> None:
     phase = (worker.talk.reached if worker.phase is Phase.FAILED else worker.phase).value
     error.report = error_report(order, worker, phase)
     if not worker.process.unwanted:
-        LOG.error("FAILED rank=%d phase=%s %s", order.init.rank, phase, error.message)
+        failed(worker, phase, error)
     worker.end(0.0, keep_log=not worker.process.unwanted)
+
+
+def failed(worker: Worker, phase: str, error: OutboardError) -> None:
+    """The log's line about an error that ended a worker."""
+    tell(
+        logging.ERROR,
+        "FAILED",
+        worker.process,
+        phase,
+        error=type(error).__name__,
+        message=error.message,
+    )
+
+
+def closed(worker: Worker, asked: bool) -> None:
+    """The log's line about the end of a backend; a warning when its worker was asked to leave and
+    did not leave well."""
+    tell(
+        logging.WARNING if asked and not worker.left_well else logging.INFO,
+        "CLOSED",
+        worker.process,
+        worker.phase,
+        left_well=worker.left_well,
+        exit=worker.process.exit_now(),
+    )
 
 
 def error_report(order: Order, worker: Worker, phase: str) -> ErrorReport:
@@ -244,20 +310,26 @@ def report(order: Order, opened: Opened, phase: Phase) -> dict[str, Any]:
         "simulator": order.simulator,
         "engine": f"{opened.reply.engine} {opened.reply.engine_version}",
         "rank": order.init.rank,
+        "local_rank": order.plan.local_rank,
+        "world_size": order.plan.world_size,
         "pid": opened.hello.pid,
         "python": opened.hello.python,
         "executable": opened.hello.executable,
         "device_plan": {
             **dataclasses.asdict(order.plan.device),
             "host": order.plan.host,
+            "host_index": order.plan.host_index,
             "mask": opened.worker.process.command.env[MASK],
+            "source": order.plan.source or "device=",
             "why": order.plan.why,
         },
         "device_report": dataclasses.asdict(opened.reply.device),
         "verified": True,
         "evidence": device_words(order, opened),
         "witness": opened.verdict.witness,
-        "transport": "block",
+        "transport": transport.BLOCK if opened.why_no_arena else transport.CUDA,
+        "transport_why": opened.why_no_arena
+        or "this process and the worker share one GPU, and what each wrote there the other read",
         "notes": list(opened.reply.notes),
         "not_reproduced": list(opened.reply.model.not_reproduced),
         "log_path": opened.worker.process.log.path,
@@ -283,6 +355,7 @@ def released(opened: Opened) -> None:
 def abandon(opened: Opened) -> None:
     """A backend was collected, or the interpreter ends, without close()."""
     opened.worker.end(0.0, keep_log=False)
+    closed(opened.worker, asked=False)
     released(opened)
 
 

@@ -46,9 +46,9 @@ class OomWatch:
         self._before = {folder: _kills(folder) for folder in _folders(pid)}
 
     def words(self) -> str:
-        """ "" or which cgroup ran out of memory meanwhile."""
+        """ "" or that the kernel killed for memory meanwhile, and where that is counted."""
         for folder, before in self._before.items():
             now = _kills(folder)
             if before is not None and now is not None and now > before:
-                return f"the kernel killed it: memory cgroup {folder} was full"
+                return f"killed by the kernel, memory ran out: cgroup {folder} counts it"
         return ""

@@ -20,6 +20,7 @@ from pathlib import Path
 from .. import ipc
 from ..ipc.errors import WorkerLaunchError
 from . import keeper, logs
+from .oom import OomWatch
 
 # The environment of a worker is built, not inherited: a variable that is not named here, by the simulator's
 # Traits or by the user does not arrive. Launcher variables (RANK, LOCAL_RANK, MASTER_*, SLURM_*)
@@ -137,7 +138,11 @@ class WorkerProcess:
         self._popen: subprocess.Popen[bytes] | None = None
         self._exit: str | None = None
         self.pid = self.pidfd = -1
-        self.log = logs.create(command.rank)
+        self._memory: OomWatch | None = None
+        try:
+            self.log = logs.create(command.rank)
+        except OSError as error:
+            raise WorkerLaunchError(f"no log can be made: {error.strerror or error}") from None
         try:
             self._open()
         except BaseException as error:
@@ -180,6 +185,11 @@ class WorkerProcess:
             os.close(fd)
         self.pid = self._popen.pid
         self.pidfd = os.pidfd_open(self.pid)
+        self.watch_memory()
+
+    def watch_memory(self) -> None:
+        """Note the memory cgroup that the worker is in now: a launcher may move it after its start."""
+        self._memory = OomWatch(self.pid)
 
     # -- life and death --------------------------------------------------------------------------
 
@@ -196,7 +206,20 @@ class WorkerProcess:
         its process group cannot belong to anybody else."""
         if self._popen is not None and self._exit is None and os.getpid() == self.owner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._popen.pid, number)
+                if self._number_is_ours():
+                    os.killpg(self._popen.pid, number)
+
+    def _number_is_ours(self) -> bool:
+        """Somebody else in this process may have reaped the worker (`os.wait()` in a handler). Its number
+        is taken as long as anything of its group lives, so a process that has it now is a stranger."""
+        try:
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, 0)
+        except ProcessLookupError:
+            return not os.path.exists(f"/proc/{self.pid}")
+        except OSError:  # not allowed here: then as it was before there were pidfds
+            pass
+        return True
 
     def kill(self, within_s: float) -> bool:
         """Kill the group and wait for the end of the process. Does not reap it."""
@@ -236,7 +259,21 @@ class WorkerProcess:
             code = self._popen.wait(30.0)
         except subprocess.TimeoutExpired:
             return "still in the kernel 30 s after SIGKILL"
-        return exit_words(code)
+        self._reap_orphans()
+        return self._words(code)
+
+    def _reap_orphans(self) -> None:
+        """What the worker started is ours to reap where this process is a subreaper, or the first one
+        of a container. Elsewhere there is nothing."""
+        deadline_s = time.monotonic() + _ORPHANS_S
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline_s:
+                if os.waitpid(-self.pid, os.WNOHANG)[0] == 0:
+                    time.sleep(0.002)
+
+    def _words(self, code: int) -> str:
+        memory = self._memory.words() if self._memory and code in _KILLED else ""
+        return exit_words(code, f": {memory}" if memory else "")
 
     def exit_now(self) -> str:
         """How it ended, without ending it: "" while it lives."""
@@ -248,7 +285,7 @@ class WorkerProcess:
             info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if info is not None:
                 code = info.si_status
-                return exit_words(code if info.si_code == os.CLD_EXITED else -code)
+                return self._words(code if info.si_code == os.CLD_EXITED else -code)
         return "its exit status was taken by somebody else in this process"
 
 
@@ -266,12 +303,18 @@ _HINTS = {
 }
 
 
-def exit_words(code: int) -> str:
-    """ "SIGKILL (signal 9)", "exit code 3"; says what a few of them usually mean."""
+# Directly, and as a wrapper script passes it on.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+# What was killed with its group ends in milliseconds.
+_ORPHANS_S = 1.0
+
+
+def exit_words(code: int, why: str = "") -> str:
+    """ "SIGKILL (signal 9)", "exit code 3"; `why`, else what a few of them usually mean."""
     if code >= 0:
-        return f"exit code {code}"
+        return f"exit code {code}{why}"
     try:
         number = signal.Signals(-code)
     except ValueError:
         return f"signal {-code}"
-    return f"{number.name} (signal {-code}{_HINTS.get(number, '')})"
+    return f"{number.name} (signal {-code}{why or _HINTS.get(number, '')})"

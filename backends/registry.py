@@ -8,10 +8,11 @@ from ..ipc.errors import UsageError
 from .backend import Backend
 from .custom import CustomBackend
 from .fake import FakeBackend
+from .isaacgym import IsaacGymBackend
 from .mujoco import MuJoCoBackend
 
 BACKENDS: dict[str, type[Backend]] = {
-    backend.simulator: backend for backend in (MuJoCoBackend, FakeBackend)
+    backend.simulator: backend for backend in (MuJoCoBackend, IsaacGymBackend, FakeBackend)
 }
 
 # What a plain installation can run; the others need an environment or hardware of their own.

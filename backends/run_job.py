@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..ipc.device import CPU
 from ..ipc.errors import OutboardError, UsageError
 from . import registry, terminal
 from .backend import Backend
@@ -320,10 +321,7 @@ def _evidence(facts: dict[str, Any]) -> str:
     """In few words; the full sentence is in the JSON."""
     report = facts["device_report"]
     words = f"{report['buffer']}: {report['evidence'].replace('_', ' ')}"
-    witness = facts.get("witness")
-    if isinstance(witness, dict):
-        witness = witness.get("verdict")
-    return f"{words}; NVML: {witness}" if witness else words
+    return words if report["kind"] == CPU else f"{words}; {facts['witness']}"
 
 
 def _summary(job: Job) -> Any:

@@ -28,7 +28,9 @@ def judge(
     if plan.device.kind == CPU:
         return _judge_cpu(plan, hello, report, sighting)
     wrong = same_device(plan.planned, report) or ""
-    visible = {*report.visible, *(gpu.uuid for gpu in hello.gpus)}
+    # What libcuda showed at HELLO may only add: it may not have been found that early.
+    at_hello = {gpu.uuid for gpu in hello.gpus}
+    visible = {*report.visible, *at_hello} if report.visible else set[str]()
     if not wrong and visible != {plan.device.uuid}:
         wrong = (
             "the worker must see the planned GPU and no other, but it sees "
@@ -37,8 +39,13 @@ def judge(
     if not wrong and report.local != plan.planned.local:
         wrong = f"the worker calls its device {report.local} where {plan.planned.local} was planned"
     elsewhere = [uuid for uuid in sighting.gpus if uuid != plan.device.uuid]
+    listed = plan.device.uuid in sighting.gpus
+    if not wrong and elsewhere and sighting.observed and not listed:
+        wrong = f"NVML sees the worker on {', '.join(elsewhere)} and not on {plan.device.uuid}"
     if not wrong and elsewhere and not traits.other_contexts:
         wrong = f"NVML sees the worker on {', '.join(elsewhere)} too"
+    if sighting.observed and not listed:  # that nobody is listed confirms nothing
+        sighting = Sighting(False, f"NVML does not list the worker on {plan.device.uuid}")
     return Verdict(wrong, _witness_words(report, sighting, elsewhere, traits))
 
 
@@ -49,7 +56,12 @@ def _judge_cpu(plan: DevicePlan, hello: Hello, report: DeviceReport, sighting: S
         wrong = f"the CPU was planned, but the worker sees {', '.join(seen)}"
     if not wrong and sighting.gpus:
         wrong = f"the CPU was planned, but NVML sees the worker on {', '.join(sighting.gpus)}"
-    return Verdict(wrong, "")
+    witness = f"NVML {CONFIRMED}: on no GPU" if sighting.observed else _unobserved(sighting)
+    return Verdict(wrong, witness)
+
+
+def _unobserved(sighting: Sighting) -> str:
+    return f"witness {UNOBSERVED} ({sighting.why})"
 
 
 def _witness_words(
@@ -61,7 +73,7 @@ def _witness_words(
             if report.evidence == DERIVED_COPY
             else ""
         )
-        return f"witness {UNOBSERVED} ({sighting.why}){rank}"
+        return _unobserved(sighting) + rank
     if elsewhere:
         return f"NVML sees it on {', '.join(elsewhere)} too ({traits.other_contexts})"
     return f"NVML {CONFIRMED}"

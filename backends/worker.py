@@ -86,6 +86,7 @@ class Worker:
         self.data: Data | None = None
         self._watcher: Watcher | None = None
         self._ended = False
+        self.left_well = False  # it said BYE, and ended in its time
 
     @property
     def phase(self) -> Phase:
@@ -93,20 +94,23 @@ class Worker:
 
     def attached(self, data: Data) -> None:
         self.data = data
+        self.process.watch_memory()
 
         def watch() -> None:
             self._watcher = Watcher(self.process, data.bell)
 
         keeper.uninterrupted(watch)
 
-    def last_words(self) -> OutboardError | None:
+    def last_words(self, within_s: float = _LAST_WORDS_S) -> OutboardError | None:
         """What the worker said before it fell silent: its own account is the first cause."""
-        deadline = Deadline(_LAST_WORDS_S)
+        deadline = Deadline(within_s)
         try:
             while True:
                 message = self.talk.channel.receive(deadline)
                 if isinstance(message, Error):
                     return raised(message)
+                if self.data is None:  # later on, the bell does not tell the table what is under way
+                    self.talk.state.received(type(message).__name__)
         except ProtocolError as error:
             return error
         except (PeerGone, DeadlinePassed):
@@ -118,7 +122,7 @@ class Worker:
         try:
             if self.data is not None and not self._idle(deadline):
                 return False
-            self.talk.send(Close())
+            self.talk.send(Close(), deadline=deadline)
             if self.data is not None:
                 request = self.data.block.request
                 request[shm.OPCODE] = int(Opcode.MAIL)
@@ -126,7 +130,8 @@ class Worker:
                 self.data.bell.ring()
             while not isinstance(self.talk.receive(deadline), Bye):
                 pass
-        except (OutboardError, PeerGone, DeadlinePassed, OSError):
+        # ValueError: it wrote over the sequence number, which cannot be counted on from there.
+        except (OutboardError, PeerGone, DeadlinePassed, OSError, ValueError):
             return False
         return self.process.dead(deadline.remaining_s())
 
@@ -151,12 +156,12 @@ class Worker:
         self._ended = True
         mine = os.getpid() == self.process.owner
         asked = mine and grace_s > 0
-        left_well = False
         try:
-            left_well = asked and self.leave(grace_s)
-            self.process.kill(_KILL_S)
+            self.left_well = asked and self.leave(grace_s)
+            if mine:
+                self.process.kill(_KILL_S)
         finally:
-            keep_log = keep_log or not mine or (asked and not left_well)
+            keep_log = keep_log or not mine or (asked and not self.left_well)
             if mine:
                 keeper.uninterrupted(lambda: self._take_apart(keep_log))
             else:

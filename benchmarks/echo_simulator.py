@@ -4,7 +4,9 @@ What a step costs with this simulator is the protocol's own cost. Options: `nu`,
 published as qpos), and those of `step_work.make_prepare` for a step that takes time.
 """
 
-from typing import Sequence, Tuple
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from step_work import make_step
@@ -18,7 +20,7 @@ from outboard.workers.simulator import Fields, Progress, Simulator
 class EchoSimulator(Simulator):
     engine = "echo"
     engine_version = "1"
-    capabilities: Tuple[str, ...] = ("qpos",)
+    capabilities = ("qpos",)  # type: ignore[assignment]
 
     def build(self, init: Init, progress: Progress) -> ModelFacts:
         nu, width = int(init.options["nu"]), int(init.options["width"])

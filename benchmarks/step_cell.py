@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from peers import LINKS, Link
+import peers
+import peers_forked
+from peers import Link
 from step_work import NU, WIDTH
 
 _MIN_SAMPLES = 30
@@ -46,7 +48,8 @@ def main(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _scheme(cell: dict[str, Any]) -> tuple[Any, float, float]:
     """(samples in us, share of a core spent while waiting, CPU seconds that were ours)."""
-    link = LINKS[cell["kind"]](cell["num_envs"], cell["worker_python"], cell["options"])
+    links = {**peers.LINKS, **peers_forked.LINKS}
+    link = links[cell["kind"]](cell["num_envs"], cell["worker_python"], cell["options"])
     try:
         return _loop(link, cell)
     finally:
@@ -123,8 +126,8 @@ def _jiffies() -> tuple[int, int]:
 
 
 @contextmanager
-def _circumstance(where: str) -> Iterator[None]:
-    """"", "one core", "Python thread", "zlib thread", "two hogs"."""
+def _circumstance(where: str) -> Generator[None, None, None]:
+    """ "", "one core", "Python thread", "zlib thread", "two hogs"."""
     hogs: list[subprocess.Popen[bytes]] = []
     if where == "one core":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the worker inherits it
@@ -133,7 +136,7 @@ def _circumstance(where: str) -> Iterator[None]:
     elif where == "zlib thread":
         threading.Thread(target=_compress, daemon=True).start()
     elif where == "two hogs":
-        # Ordinary processes, even under a measurement with real-time priority, or nothing else would ever run.
+        # Ordinary processes, even under a measurement with real-time priority: else nothing else runs.
         endless = [
             sys.executable,
             "-c",

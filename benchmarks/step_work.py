@@ -1,27 +1,31 @@
 """What a worker does in one step, the same in every scheme. Python 3.8 and newer; numpy only.
 
-A step works (nothing, a time, or on two cores), copies a state array of its own into the shared one, and sends
-the stamp that came in ctrl[0, 0] back in state[0, 0]: a stale answer is seen. state[0, 1] carries
+A step works (nothing, a time, or on two cores), copies a state array of its own into the shared one, and
+sends the stamp that came in ctrl[0, 0] back in state[0, 0]: a stale answer is seen. state[0, 1] carries
 the microseconds it really worked, so that what a scheme *adds* can be told from a step that varies.
 """
+
+from __future__ import annotations
 
 import hashlib
 import random
 import threading
 import time
-from typing import Any, Callable, Dict
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 NU, WIDTH = 29, 71  # a humanoid with 29 joints: targets in; root, joints and their velocities out
 
 
-def first_cells(array: np.ndarray, count: int = 1) -> "memoryview":
+def first_cells(array: np.ndarray, count: int = 1) -> Any:
     """The first floats of an array; cheaper to read and write than numpy's indexing."""
-    return memoryview(array.reshape(-1)[:count]).cast("B").cast("f")
+    head: Any = array.reshape(-1)[:count]
+    return memoryview(head).cast("B").cast("f")
 
 
-def make_prepare(source: np.ndarray, options: Dict[str, Any]) -> Callable[[float], None]:
+def make_prepare(source: np.ndarray, options: dict[str, Any]) -> Callable[[float], None]:
     """prepare(stamp): works, then puts the stamp and the time worked into `source`.
 
     options: work_us, vary (0.2: plus or minus 20 %), hash_bytes (two threads hash this much each, so
@@ -47,7 +51,7 @@ def make_prepare(source: np.ndarray, options: Dict[str, Any]) -> Callable[[float
     return prepare
 
 
-def make_step(ctrl: np.ndarray, state: np.ndarray, options: Dict[str, Any]) -> Callable[..., int]:
+def make_step(ctrl: np.ndarray, state: np.ndarray, options: dict[str, Any]) -> Callable[..., int]:
     """step(): one step from `ctrl` to `state`. Takes and returns what `Simulator.step` does."""
     source = np.ones(state.shape, np.float32)
     stamp_in, stamp_out = first_cells(ctrl), first_cells(source)

@@ -5,12 +5,16 @@
 JSON: num_envs, fd (of the shared block), the scheme's own handles, and the options of a step (step_work.py).
 """
 
+from __future__ import annotations
+
+import contextlib
 import importlib.util
 import json
 import mmap
 import os
 import sys
-from typing import Any, Dict, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from step_work import NU, WIDTH, first_cells, make_prepare, make_step
@@ -26,7 +30,7 @@ def block_bytes(num_envs: int) -> int:
     return _pages(num_envs * NU * 4) + _pages(num_envs * WIDTH * 4)
 
 
-def map_block(fd: int, num_envs: int) -> Tuple[np.ndarray, np.ndarray]:
+def map_block(fd: int, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     """(ctrl, state) in the block that host and worker share."""
     memory = mmap.mmap(fd, block_bytes(num_envs))
     ctrl = np.frombuffer(memory, np.float32, num_envs * NU, 0)
@@ -34,7 +38,7 @@ def map_block(fd: int, num_envs: int) -> Tuple[np.ndarray, np.ndarray]:
     return ctrl.reshape(num_envs, NU), state.reshape(num_envs, WIDTH)
 
 
-def semaphores(options: Dict[str, Any]) -> None:
+def semaphores(options: dict[str, Any]) -> None:
     """Both sides sleep in sem_wait; nobody polls."""
     import posix_ipc
 
@@ -48,7 +52,7 @@ def semaphores(options: Dict[str, Any]) -> None:
         release()
 
 
-def pipe_token(options: Dict[str, Any]) -> None:
+def pipe_token(options: dict[str, Any]) -> None:
     """multiprocessing's Connection carries one byte; the arrays lie in the block."""
     from multiprocessing.connection import Connection
 
@@ -61,7 +65,7 @@ def pipe_token(options: Dict[str, Any]) -> None:
         connection.send_bytes(b"r")
 
 
-def pipe_pickled(options: Dict[str, Any]) -> None:
+def pipe_pickled(options: dict[str, Any]) -> None:
     """The arrays themselves go through the pipe, as the common vector environments do it."""
     from multiprocessing.connection import Connection
 
@@ -74,7 +78,7 @@ def pipe_pickled(options: Dict[str, Any]) -> None:
         connection.send(source)
 
 
-def unisim(options: Dict[str, Any]) -> None:
+def unisim(options: dict[str, Any]) -> None:
     """The receive, dispatch, send loop of unisim-core's workers over its own protocol module."""
     from multiprocessing import resource_tracker, shared_memory
 
@@ -85,7 +89,7 @@ def unisim(options: Dict[str, Any]) -> None:
     stdin, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     handles, slots = [], {}
-    root = joints = root_source = joints_source = ctrl_cell = prepare = None
+    step: Any = None
     while True:
         try:
             message = protocol.recv_message(stdin)
@@ -93,10 +97,7 @@ def unisim(options: Dict[str, Any]) -> None:
             return
         command, payload = message["cmd"], message.get("payload")
         if command == protocol.CMD_STEP:
-            assert prepare is not None and root is not None and joints is not None
-            prepare(ctrl_cell[0])
-            root[...] = root_source
-            joints[...] = joints_source
+            step()
             timing = {"control_upload_ms": 0.0, "physics_ms": 0.0, "state_refresh_ms": 0.0}
             protocol.send_message(out, protocol.CMD_READY, {"timing": timing})
         elif command == protocol.CMD_ATTACH:
@@ -107,15 +108,25 @@ def unisim(options: Dict[str, Any]) -> None:
                 handles.append(handle)
                 shape, dtype = tuple(slot["shape"]), np.dtype(slot["dtype"])
                 slots[name] = np.ndarray(shape, dtype, buffer=handle.buf)
-            root, joints = slots["root_state"], slots["dof_state"]
-            root_source = np.ones(root.shape, np.float32)
-            joints_source = np.ones(joints.shape, np.float32)
-            ctrl_cell = first_cells(slots["ctrl"])
-            prepare = make_prepare(root_source, options)
+            step = _unisim_step(slots, options)
             protocol.send_message(out, protocol.CMD_READY, None)
         elif command == protocol.CMD_SHUTDOWN:
             protocol.send_message(out, protocol.CMD_READY)
             return
+
+
+def _unisim_step(slots: dict[str, np.ndarray], options: dict[str, Any]) -> Callable[[], None]:
+    """The state of ours, in the two arrays that this protocol has for it."""
+    root, joints = slots["root_state"], slots["dof_state"]
+    root_source, joints_source = np.ones(root.shape, np.float32), np.ones(joints.shape, np.float32)
+    prepare, stamp_in = make_prepare(root_source, options), first_cells(slots["ctrl"])
+
+    def step() -> None:
+        prepare(stamp_in[0])
+        root[...] = root_source
+        joints[...] = joints_source
+
+    return step
 
 
 _SCHEMES = {
@@ -126,7 +137,5 @@ _SCHEMES = {
 }
 
 if __name__ == "__main__":
-    try:
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the host is gone
         _SCHEMES[sys.argv[1]](json.loads(sys.argv[2]))
-    except (EOFError, BrokenPipeError):
-        pass  # the host is gone

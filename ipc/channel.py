@@ -159,9 +159,8 @@ class Channel:
         poll.register(self._sock, event)
         if self._watch_fd is not None:
             poll.register(self._watch_fd, select.POLLIN)
-        # A deadline that passed while we ourselves were suspended must not hide an answer that is
-        # there: look first, then ask the clock.
-        ready = dict(poll.poll(deadline.poll_ms()))
+        # An answer that is there counts also after the deadline: look first, then ask the clock.
+        ready = dict(deadline.nap(poll.poll))
         if self._sock.fileno() in ready:
             return
         if ready:

@@ -78,7 +78,9 @@ def _walk_union(args: Tuple[Any, ...], value: Any, where: str, down: bool) -> An
     if value is None and type(None) in args:
         return None
     for kind in args:
-        if type(value) is kind:
+        # A record is a map on the wire; no union has two of them.
+        on_the_wire = dict if dataclasses.is_dataclass(kind) and not down else kind
+        if type(value) is on_the_wire:
             return _walk(kind, value, where, down)
     raise _Wrong(where, f"{type(value).__name__} is not one of the types allowed")
 

@@ -8,23 +8,42 @@ import ctypes
 from typing import Any, Tuple
 
 from .cuda_driver import Entry
+from .messages import IPC_HANDLE_BYTES
 
 # Sizes of exported memory are rounded up to this: the driver maps whole 2 MiB blocks to the other
 # process, so a smaller allocation would expose its neighbours.
 IPC_GRANULE_BYTES = 2 << 20
-IPC_HANDLE_BYTES = 64
 
 _EVENT_FLAGS = 0x2 | 0x4  # DISABLE_TIMING | INTERPROCESS: the second is refused without the first
 _STREAM_NON_BLOCKING = 0x1
 _LAZY_ENABLE_PEER_ACCESS = 0x1  # the only flag that cuIpcOpenMemHandle knows, and it wants it
 _REGISTER_PORTABLE = 0x1  # page-locked for every context, not only for the current one
 _NOT_READY = 600
+_DEVICE_MEMORY = 2  # CUmemorytype
 
 
 class _IpcHandle(ctypes.Structure):
     """64 opaque bytes, which the driver takes by value. Memory and events have the same shape."""
 
     _fields_ = [("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES)]
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D, as in cuda.h."""
+
+    _fields_ = [
+        (side + name, kind)
+        for side in ("src", "dst")
+        for name, kind in (
+            ("XInBytes", ctypes.c_size_t),
+            ("Y", ctypes.c_size_t),
+            ("MemoryType", ctypes.c_uint),
+            ("Host", ctypes.c_void_p),
+            ("Device", ctypes.c_uint64),
+            ("Array", ctypes.c_void_p),
+            ("Pitch", ctypes.c_size_t),
+        )
+    ] + [("WidthInBytes", ctypes.c_size_t), ("Height", ctypes.c_size_t)]
 
 
 _uint, _size, _handle = ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
@@ -41,6 +60,7 @@ _dtod = Entry("cuMemcpyDtoD_v2", _device, _device, _size)
 _htod_async = Entry("cuMemcpyHtoDAsync_v2", _device, _host, _size, _handle)
 _dtoh_async = Entry("cuMemcpyDtoHAsync_v2", _host, _device, _size, _handle)
 _dtod_async = Entry("cuMemcpyDtoDAsync_v2", _device, _device, _size, _handle)
+_copy_2d_async = Entry("cuMemcpy2DAsync_v2", ctypes.c_void_p, _handle)
 _memset = Entry("cuMemsetD8_v2", _device, ctypes.c_ubyte, _size)
 _host_register = Entry("cuMemHostRegister_v2", _host, _size, _uint)
 _host_unregister = Entry("cuMemHostUnregister", _host)
@@ -106,6 +126,29 @@ def copy_dtoh_async(address: int, pointer: int, nbytes: int, stream: int = 0) ->
 
 def copy_dtod_async(to: int, pointer: int, nbytes: int, stream: int = 0) -> None:
     _dtod_async(to, pointer, nbytes, stream)
+
+
+def copy_rows_async(
+    to: int,
+    to_pitch: int,
+    pointer: int,
+    pitch: int,
+    width_bytes: int,
+    rows: int,
+    stream: int = 0,
+) -> None:
+    """`rows` rows of `width_bytes` within the device; a pitch is the bytes from one row to the next."""
+    copy = _Copy2D(
+        srcMemoryType=_DEVICE_MEMORY,
+        srcDevice=pointer,
+        srcPitch=pitch,
+        dstMemoryType=_DEVICE_MEMORY,
+        dstDevice=to,
+        dstPitch=to_pitch,
+        WidthInBytes=width_bytes,
+        Height=rows,
+    )
+    _copy_2d_async(ctypes.byref(copy), stream)
 
 
 def memset(pointer: int, byte: int, nbytes: int) -> None:

@@ -25,6 +25,11 @@ Scalar = Union[bool, int, float, str]
 FAULTS = ("scene", "usage", "protocol", "launch", "device", "worker")
 
 
+TRANSPORTS = ("auto", "block", "cuda")
+# A CUDA IPC handle, of memory or of an event: opaque bytes that the driver takes by value.
+IPC_HANDLE_BYTES = 64
+
+
 class Opcode(enum.IntEnum):
     """What a ring of the bell asks for; stands in the block's request line."""
 
@@ -33,6 +38,12 @@ class Opcode(enum.IntEnum):
     SET_STATE = 3  # set_qpos and set_qvel, rows [:count], into env_ids[:count]
     RESET = 4  # env_ids[:count] to the keyframe
     MAIL = 5  # a message waits on the control channel
+    # The same four with everything in the CUDA arena; `count` is the slot to publish into. The
+    # environments are those where `env_mask` is not zero, row i of set_qpos is for environment i.
+    ARENA_STEP = 6
+    ARENA_STEP_RESET = 7
+    ARENA_SET_STATE = 8
+    ARENA_RESET = 9
 
 
 class Status(enum.IntEnum):
@@ -41,6 +52,9 @@ class Status(enum.IntEnum):
     DONE = 1
     FAILED = 2  # an Error message was sent before the bell
     FLAGGED = 3  # done, and some `env_flags` are not zero
+    ENQUEUED = (
+        4  # of an ARENA_ command: all its work is in the stream and `state_ready` is recorded
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ class Init:
     dt: float  # s, one simulation step; 0 keeps the scene's own
     decimation: int  # simulation steps per STEP
     publish: Tuple[str, ...]
-    transport: str  # "block" or "cuda"
+    transport: str  # what the caller asked for, one of TRANSPORTS
     render: bool
     seed: int
     terrain: str  # reserved: "flat"
@@ -86,6 +100,8 @@ class Init:
             raise ValueError("num_envs and decimation are at least 1")
         if not (math.isfinite(self.dt) and self.dt >= 0):
             raise ValueError(f"dt is {self.dt} s")
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport {self.transport!r} is not one of {TRANSPORTS}")
         if self.terrain != "flat" or self.control != "position":
             raise ValueError("terrain and control are reserved: 'flat' and 'position'")
 
@@ -156,6 +172,26 @@ class InitReply:
     engine: str
     engine_version: str
     notes: Tuple[str, ...]  # what a user should know, one sentence each
+    transports: Tuple[str, ...] = ("block",)  # of "block", "cuda": what it can publish through
+
+
+@dataclass(frozen=True)
+class ArenaOffer:
+    """Part of ATTACH: GPU memory of the host's, and its two events. Handles carry no device: the
+    worker compares `uuid` with its only GPU before it opens one."""
+
+    uuid: str
+    nbytes: int
+    memory: bytes
+    ctrl_ready: bytes  # recorded by the host: ctrl, masks and new states are in the arena
+    state_ready: bytes  # recorded by the worker: the published state is in the arena
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "ctrl_ready", "state_ready"):
+            if len(getattr(self, name)) != IPC_HANDLE_BYTES:
+                raise ValueError(f"{name} has {len(getattr(self, name))} bytes, no IPC handle")
+        if self.nbytes < 1:
+            raise ValueError(f"an arena of {self.nbytes} bytes")
 
 
 @dataclass(frozen=True)
@@ -170,6 +206,7 @@ class Attach:
     fingerprint: bytes
     go_name: str  # semaphore the host posts
     done_name: str  # semaphore the worker posts
+    arena: Optional[ArenaOffer] = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +215,7 @@ class Ready:
 
     nonce: bytes
     fingerprint: bytes
+    arena: str = ""  # why an offered arena was not taken; "" when it was, or none was offered
 
 
 @dataclass(frozen=True)

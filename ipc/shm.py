@@ -72,6 +72,11 @@ class Block:
             for bank in range(layout.banks)
         ]
 
+    @property
+    def address(self) -> int:
+        """Of the mapping in this process; a page boundary."""
+        return np.frombuffer(self._map, np.uint8, 1).ctypes.data
+
     def _identity(self) -> bytes:
         layout = self.layout
         return _HEADER.pack(

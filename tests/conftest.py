@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leak_guards import logs_may_stay, nothing_left_behind, private_folders
 
+from leak_guards import logs_may_stay, nothing_left_behind, private_folders
 from outboard.backends import CustomBackend, FakeBackend, FakeCfg
 
 __all__ = ["logs_may_stay", "nothing_left_behind", "private_folders"]

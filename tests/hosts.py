@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ def host_environment() -> dict[str, str]:
 
 
 @contextmanager
-def host(script: str, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
+def host(script: str, python: str = sys.executable) -> Generator[subprocess.Popen[str], None, None]:
     """A running host; its whole session is killed at the end, and a forked child of it too."""
     process = subprocess.Popen(
         [python, "-c", HEAD + script],
@@ -43,10 +43,8 @@ def host(script: str, python: str = sys.executable) -> Iterator[subprocess.Popen
         yield process
     finally:
         for end in (lambda: os.killpg(process.pid, signal.SIGKILL), process.kill):
-            try:
+            with suppress(ProcessLookupError):
                 end()
-            except ProcessLookupError:
-                pass
         process.communicate()
 
 

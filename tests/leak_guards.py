@@ -12,7 +12,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, private_folders: Path) -
         return report
 
     @contextlib.contextmanager
-    def noting_pair() -> Iterator[Any]:
+    def noting_pair() -> Generator[Any, None, None]:
         with semaphore_pair() as pair:
             _made.update("sem." + name.lstrip("/") for name in pair[2:])
             yield pair

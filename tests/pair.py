@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -183,7 +185,18 @@ def forked(life: Any) -> Generator[int, None, None]:
     try:
         yield pid
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
         with contextlib.suppress(ChildProcessError):
+            # Raises when the child was reaped: its number may be somebody else's by now.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def exit_code(pid: int) -> int:
+    """How the child ended: its exit code, or minus the signal. Reaps it. AssertionError when it lives on."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        assert select.select([pidfd], [], [], SOON_S)[0], "the forked child did not end"
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,16 +1,19 @@
 """A worker that breaks the protocol on purpose: `python rogue.py BEHAVIOUR -- (a worker's argv)`.
 
-It is a worker's interpreter in the tests' eyes: a wrapper script runs it with the arguments that the host gave.
+A wrapper script runs it in place of a worker's interpreter, with the arguments that the host gave.
 It speaks the protocol by the pieces of `ipc` where it is honest, and by raw bytes where it is not.
 """
+
+from __future__ import annotations
 
 import os
 import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 from outboard.ipc import codec, shm
 from outboard.ipc.channel import Channel, frame, preamble
@@ -87,7 +90,7 @@ class Rogue:
         """As far as ATTACH, with the block mapped."""
         init = self.to_init()
         self.send(self.reply(init.num_envs))
-        attach = self.channel.receive(PATIENCE)
+        attach: Any = self.channel.receive(PATIENCE)
         (fd,) = self.channel.take_fds(1)
         layout = Layout(attach.sizes, attach.publish, attach.banks)
         self.block = shm.attach(fd, layout, attach.nonce)
@@ -168,7 +171,7 @@ def replayed_reply(rogue: Rogue) -> None:
     rogue.send(reply, reply)
 
 
-def raw_fields(name: str, fields: Dict[str, Any]) -> bytes:
+def raw_fields(name: str, fields: dict[str, Any]) -> bytes:
     import msgpack
 
     body = msgpack.packb([name, fields])
@@ -206,7 +209,7 @@ def scribble(rogue: Rogue, sequence: int) -> None:
 
 
 HALF = frame(Progress("x" * 100, 1, 2))
-BEHAVIOURS: Dict[str, Callable[[Rogue], None]] = {
+BEHAVIOURS: dict[str, Callable[[Rogue], None]] = {
     "says nothing and leaves": lambda rogue: None,
     "speaks something else": lambda rogue: rogue.send_bytes(b"HTTP/1.1 200 OK\r\n"),
     "stops inside the preamble": lambda rogue: rogue.send_bytes(preamble()[:5]),
@@ -254,12 +257,14 @@ BEHAVIOURS: Dict[str, Callable[[Rogue], None]] = {
         lambda rogue, sequence: (rogue.send(Ready(bytes(16), bytes(32))), rogue.answer(sequence))[1]
     ),
 }
-STAYS = ("rings without an answer first", "scribbles over the header", "answers with another number",
-         "another version", "oversized length", "READY with another nonce",
-         "reply to mail of another kind", "lies about its device")  # fmt: skip
+STAYS = (
+    *("replayed INIT_REPLY", "replayed HELLO", "rings without an answer first", "another version"),
+    *("scribbles over the header", "answers with another number", "oversized length"),
+    *("READY with another nonce", "reply to mail of another kind", "lies about its device"),
+)
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     behaviour, fd = argv[0], int(argv[argv.index("--fd") + 1])
     assert codec.MAX_BODY < 1 << 31
     BEHAVIOURS[behaviour](Rogue(socket.socket(fileno=fd)))

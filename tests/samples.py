@@ -1,11 +1,14 @@
 """One valid message of every kind, filled so that no two fields could be exchanged unnoticed. Runs on
 every Python that a worker runs on; `golden/` holds the bytes of each."""
 
+from __future__ import annotations
+
 import struct
 
 from outboard.ipc.device import DeviceReport, PlannedDevice, VisibleGpu, cpu_report
 from outboard.ipc.layout import Sizes
 from outboard.ipc.messages import (
+    ArenaOffer,
     Attach,
     Bye,
     Close,
@@ -99,6 +102,7 @@ SAMPLES: dict[str, Message] = {
         engine="Fake",
         engine_version="1",
         notes=("a note", "another"),
+        transports=("block", "cuda"),
     ),
     "attach": Attach(
         nonce=NONCE,
@@ -109,8 +113,15 @@ SAMPLES: dict[str, Message] = {
         fingerprint=FINGERPRINT,
         go_name="/outboard-0-g",
         done_name="/outboard-0-d",
+        arena=ArenaOffer(
+            uuid=UUID,
+            nbytes=2 << 20,
+            memory=bytes(range(64)),
+            ctrl_ready=bytes(range(64, 128)),
+            state_ready=bytes(range(128, 192)),
+        ),
     ),
-    "ready": Ready(NONCE, FINGERPRINT),
+    "ready": Ready(NONCE, FINGERPRINT, "no arena"),
     "where": Where(),
     "where_reply": WhereReply(cpu_report("qvel", (UUID,), "why")),
     "set_property": SetProperty("rate", (0, 70000), struct.pack("<4f", 1, 2, 3, 4)),

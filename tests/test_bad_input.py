@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hosts import host_environment
 
+from hosts import host_environment
 from outboard.backends import (
     CustomBackend,
     FakeBackend,

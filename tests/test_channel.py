@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -247,20 +248,27 @@ def watched(life: str) -> Generator[tuple[Channels, int], None, None]:
                 os.close(pidfd)
 
 
+@contextmanager
+def killed_soon(pid: int) -> Generator[None, None, None]:
+    timer = threading.Timer(0.05, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
 def test_a_death_is_seen_although_a_copy_of_the_socket_lives_on() -> None:
     with watched("lives") as (pair, pid):
-        threading.Timer(0.05, os.kill, (pid, signal.SIGKILL)).start()
         started = time.monotonic()
-        with pytest.raises(PeerGone, match="process ended"):
+        with killed_soon(pid), pytest.raises(PeerGone, match="process ended"):
             pair.host.receive(soon())
         assert time.monotonic() - started < 2.0
 
 
 def test_a_death_is_seen_while_sending_to_who_does_not_read() -> None:
-    with watched("lives") as (pair, pid):
-        threading.Timer(0.05, os.kill, (pid, signal.SIGKILL)).start()
-        with pytest.raises(PeerGone):
-            pair.host.send(BIG, soon())
+    with watched("lives") as (pair, pid), killed_soon(pid), pytest.raises(PeerGone):
+        pair.host.send(BIG, soon())
 
 
 def test_the_last_words_of_a_dead_process_are_delivered() -> None:
@@ -269,6 +277,38 @@ def test_the_last_words_of_a_dead_process_are_delivered() -> None:
         assert isinstance(pair.host.receive(soon()), Error)
         with pytest.raises(PeerGone):
             pair.host.receive(soon())
+
+
+def test_what_arrives_in_the_instant_of_the_death_is_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with channels(watch_fd=77_777) as pair:
+
+        class AllAtOnce:
+            """A poll that reports the death, and misses the words that came just before it."""
+
+            def register(self, fd: int, events: int) -> None:
+                pass
+
+            def poll(self, _timeout_ms: int) -> list[tuple[int, int]]:
+                if not pair.host_socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    return []
+                return [(77_777, select.POLLIN)]
+
+        class Early:
+            """The host's socket, whose first read comes just before the words."""
+
+            def recvmsg(self, *_arguments: int) -> None:
+                monkeypatch.setattr(pair.host, "_sock", pair.host_socket)
+                pair.worker.send(Bye(), soon())
+                raise BlockingIOError
+
+            def fileno(self) -> int:
+                return pair.host_socket.fileno()
+
+        monkeypatch.setattr(pair.host, "_sock", Early())
+        monkeypatch.setattr(channel.select, "poll", AllAtOnce)
+        assert pair.host.receive(soon()) == Bye()
 
 
 def test_silence_of_a_living_process_is_no_death() -> None:

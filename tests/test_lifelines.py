@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from conftest import custom_source
 from hosts import ROOT, alive, gone_after, host, host_environment, worker_of
-
 from outboard.backends import CustomBackend, FakeBackend, FakeCfg, WorkerDied
 
 Fake = Callable[..., FakeBackend]
@@ -92,11 +93,10 @@ def {method}:
 @pytest.mark.parametrize("at", ["build", "step"])
 def test_how_a_worker_ended_is_said_in_words(at: str, fault: str, text: str) -> None:
     started = time.monotonic()
-    with pytest.raises(WorkerDied, match=text) as caught:
-        with FakeBackend(
-            device="cpu", num_envs=1, cfg=FakeCfg(fault=fault, fault_at=at)
-        ) as sim:  # fmt: skip
-            sim.step()
+    with pytest.raises(WorkerDied, match=text) as caught, FakeBackend(
+        device="cpu", num_envs=1, cfg=FakeCfg(fault=fault, fault_at=at)
+    ) as sim:  # fmt: skip
+        sim.step()
     assert caught.value.report is not None
     assert caught.value.report.phase == {"build": "INIT", "step": "BUSY"}[at]
     assert time.monotonic() - started < 10.0
@@ -335,10 +335,8 @@ def test_a_sigchld_handler_of_the_host_takes_nothing_from_us(fake: Fake) -> None
     reaped: list[Any] = []
 
     def handler(*_: object) -> None:
-        try:
+        with contextlib.suppress(ChildProcessError):
             reaped.append(os.waitpid(-1, os.WNOHANG))
-        except ChildProcessError:
-            pass
 
     before = signal.signal(signal.SIGCHLD, handler)
     try:

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hosts import ROOT
-from rogue import BEHAVIOURS, GPU
 
+from hosts import ROOT
 from outboard.backends import (
     DeviceMismatchError,
     FakeBackend,
@@ -25,6 +24,7 @@ from outboard.backends import (
     WorkerLaunchError,
     WorkerTimeout,
 )
+from rogue import BEHAVIOURS, GPU
 
 # behaviour -> (error, how its message begins or what it matches, phase in the report)
 WHILE_OPENING: dict[str, tuple[type[OutboardError], str, str]] = {

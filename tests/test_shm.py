@@ -10,6 +10,7 @@ import gc
 import mmap
 import os
 import resource
+import signal
 import stat
 import struct
 from collections.abc import Generator
@@ -24,7 +25,7 @@ from outboard.ipc import shm
 from outboard.ipc.errors import DeadlinePassed, ProtocolError
 from outboard.ipc.layout import HEADER_BYTES, HOST, PUBLISHABLE, Layout, Sizes
 from outboard.ipc.shm import Block
-from pair import NONCE, SIZES, blocks, forked, joined
+from pair import NONCE, SIZES, blocks, exit_code, forked, joined
 
 TABLE = Layout(SIZES, PUBLISHABLE, 2)
 GET_SEALS = 1034
@@ -76,12 +77,9 @@ def test_its_seals_are_final(block: Block) -> None:
 
 def test_what_cannot_be_reserved_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    code = 0
 
     def life() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        import signal
-
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         opened = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError):
@@ -89,8 +87,7 @@ def test_what_cannot_be_reserved_leaves_no_descriptor() -> None:
         assert len(os.listdir("/proc/self/fd")) == opened
 
     with forked(life) as pid:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code == 0
+        assert exit_code(pid) == 0
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -118,7 +118,9 @@ def read_contract(init: Init) -> Contract:
     except OSError as error:
         raise SceneError(f"the contract file {path}: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != os.path.splitext(os.path.basename(path))[0]:
-        raise SceneError(f"the contract file {path} is damaged: its content is not what its name says")
+        raise SceneError(
+            f"the contract file {path} is damaged: its content is not what its name says"
+        )
     return Contract(json.loads(content.decode("utf-8")))
 
 

@@ -15,15 +15,16 @@ import random
 import signal
 import sys
 import time
-from typing import Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 import numpy as np
 
 from ..ipc import cuda_driver, cuda_memory
+from ..ipc.arena import DeviceField
 from ..ipc.device import CPU, ENGINE_BUFFER, DeviceReport, cpu_report
 from ..ipc.layout import ENV_NONFINITE, Sizes
 from ..ipc.messages import Init, ModelFacts, Render
-from . import device_probe
+from . import device_copy, device_probe
 from .simulator import Fields, Progress, Simulator
 
 
@@ -41,6 +42,11 @@ class _GpuBuffer:
 
     def get(self, into: np.ndarray) -> None:
         cuda_memory.copy_dtoh(into.ctypes.data, self.pointer, self.nbytes)
+
+    def pass_on(self, array: np.ndarray, field: DeviceField, stream: int) -> None:
+        """Into this memory, and from here within the GPU into the arena."""
+        cuda_memory.copy_htod_async(self.pointer, array.ctypes.data, field.nbytes, stream)
+        device_copy.into(field, self.pointer, stream)
 
 
 _RATE = 2.0  # 1/s: qvel = _RATE * (ctrl - qpos)
@@ -68,6 +74,8 @@ class FakeSimulator(Simulator):
         self.target = self.qpos.copy()
         self.lie = str(options.get("lie", ""))
         self.gpu = None if init.device.kind == CPU else _GpuBuffer(0, self.qpos.shape)
+        if self.gpu is not None:
+            self.transports = ("block", "cuda")
         for done in range(3):
             progress("building", done + 1, 3)
         if self.fault_at == "build":
@@ -104,8 +112,9 @@ class FakeSimulator(Simulator):
         return self._lie(truth) if self.lie else truth
 
     def _lie(self, truth: DeviceReport) -> DeviceReport:
-        """One of: uuid:GPU-..., local:cuda:1, cpu, more (a second GPU is visible), late:... (the lie
-        after the colon, but only once a step was made: right at the start, wrong after warm-up)."""
+        """One of: uuid:GPU-..., local:cuda:1, cpu, none (no GPU is visible), more:GPU-... (a second one
+        is), late:... (the lie after the colon, but only once a step was made: right at the start, wrong
+        after warm-up)."""
         kind, _, value = self.lie.partition(":")
         if kind == "late":
             if not self.steps:
@@ -117,6 +126,8 @@ class FakeSimulator(Simulator):
             return dataclasses.replace(truth, uuid=value)
         if kind == "local":
             return dataclasses.replace(truth, local=value)
+        if kind == "none":
+            return dataclasses.replace(truth, visible=())
         return dataclasses.replace(truth, visible=(*truth.visible, value))
 
     def bind(self, banks: Sequence[Fields]) -> None:
@@ -124,6 +135,10 @@ class FakeSimulator(Simulator):
         self.banks = banks
 
     def step(self, bank: int) -> int:
+        self._advance(self.ctrl)
+        return self.publish(bank)
+
+    def _advance(self, ctrl: np.ndarray) -> None:
         self.steps += 1
         if self.fault and self.fault_at == "step" and self.steps == self.fault_step:
             self._misbehave()
@@ -132,11 +147,37 @@ class FakeSimulator(Simulator):
             end = time.perf_counter_ns() + work_ns
             while time.perf_counter_ns() < end:
                 pass
-        np.copyto(self.target, self.ctrl)
+        np.copyto(self.target, ctrl)
         for _ in range(self.decimation):
             self.qvel = np.float32(_RATE) * (self.target - self.qpos)
             self.qpos = self.qpos + np.float32(self.dt) * self.qvel
-        return self.publish(bank)
+
+    def bind_arena(self, slots: Sequence[Mapping[str, DeviceField]]) -> None:
+        self.slots = slots
+        self.stream = cuda_memory.stream_create()
+        # A buffer per field: what is still being copied out of one must not be overwritten.
+        self.buffers = {
+            name: _GpuBuffer(0, field.shape)
+            for name, field in slots[0].items()
+            if name in ("qpos", "qvel", "body_pos", "env_flags")
+        }
+
+    def step_arena(self, slot: int) -> None:
+        self._advance(device_copy.to_host(self.slots[slot]["ctrl"], self.stream))
+        self.publish_arena(slot)
+
+    def publish_arena(self, slot: int) -> None:
+        bad = ~np.isfinite(self.qpos).all(axis=1)
+        arrays = {
+            "qpos": self.qpos,
+            "qvel": self.qvel,
+            "body_pos": np.repeat(self.qpos[:, :, None], 3, axis=2),
+            "env_flags": np.where(bad, ENV_NONFINITE, 0).astype(np.uint8),
+        }
+        for name, buffer in self.buffers.items():
+            buffer.pass_on(np.ascontiguousarray(arrays[name]), self.slots[slot][name], self.stream)
+        # The arrays may go before the driver has read them.
+        cuda_memory.stream_synchronize(self.stream)
 
     def publish(self, bank: int) -> int:
         fields = self.banks[bank]
@@ -178,7 +219,7 @@ class FakeSimulator(Simulator):
             self._misbehave()
 
     def _misbehave(self) -> None:
-        """One of: SIGKILL, SIGSEGV, SIGSTOP, exit:N, hang, slow:SECONDS, raise, flood, oom."""
+        """One of: SIGKILL, SIGSEGV, SIGSTOP, exit:N, hang, slow:SECONDS, raise, flood, take:MIB (memory)."""
         kind, _, value = self.fault.partition(":")
         if kind.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, kind))
@@ -195,3 +236,5 @@ class FakeSimulator(Simulator):
             for _ in range(10):
                 os.write(1, b"x" * (1 << 20))
             sys.stdout.write("flooded\n")
+        elif kind == "take":
+            self.taken = [b"x" * (1 << 20) for _ in range(int(value))]

@@ -1,8 +1,6 @@
 """The worker's life, written once for every simulator: HELLO, INIT, ATTACH, READY, commands, BYE."""
 
-import argparse
 import os
-import platform
 import socket
 import sys
 import time
@@ -13,8 +11,10 @@ import msgpack
 import numpy as np
 
 from ..ipc import cuda_driver, doorbell, shm
+from ..ipc.arena import NoArena, PageLock, WorkerArena
 from ..ipc.channel import Channel
 from ..ipc.deadline import Deadline
+from ..ipc.device import CPU
 from ..ipc.errors import (
     DeadlinePassed,
     DevicePlanError,
@@ -47,7 +47,7 @@ from ..ipc.messages import (
     WhereReply,
 )
 from ..ipc.states import RING, Conversation, Phase, Role
-from . import lifeline, stdio
+from . import arena_commands, lifeline, stdio
 from .simulator import Simulator, load
 
 # The host decides how long things may take and kills; a worker only must not wait for ever on a host
@@ -72,7 +72,7 @@ class _Closed(Exception):
 def hello(simulator: str) -> Hello:
     gpus, why_not = cuda_driver.survey()
     return Hello(
-        python=platform.python_version(),
+        python=".".join(map(str, sys.version_info[:3])),
         executable=sys.executable or "",
         numpy=np.__version__,
         msgpack=".".join(map(str, msgpack.version)),
@@ -96,6 +96,7 @@ class Worker:
         self.talk = Conversation(Role.WORKER)
         self.simulator: Optional[Simulator] = None
         self.bell: Optional[doorbell.Doorbell] = None
+        self.arena: Optional[WorkerArena] = None
         self.answered = 0  # sequence number of the last answer
         self._last_progress = ("", 0.0)
 
@@ -152,6 +153,8 @@ class Worker:
         """BYE first: what a simulator does in its close() is nobody's concern any more."""
         try:
             self.send(Bye())
+            if self.arena is not None:
+                self.arena.close()  # the host frees the memory when this process is gone
             if self.simulator is not None:
                 self.simulator.close()
         except PeerGone:
@@ -188,6 +191,7 @@ class Worker:
             engine=self.simulator.engine,
             engine_version=self.simulator.engine_version,
             notes=tuple(self.simulator.notes),
+            transports=tuple(self.simulator.transports),
         )
         missing = [name for name in init.publish if name not in reply.capabilities]
         if missing:
@@ -215,10 +219,26 @@ class Worker:
         go, done = doorbell.open_semaphores(attach.go_name, attach.done_name)
         self.block = block
         self.bell = doorbell.Doorbell(done, go, block.request[shm.SEQUENCE : shm.SEQUENCE + 1])
+        if init.device.kind != CPU:
+            self.page_lock = _lock_pages(block)
         self.simulator.bind(block.fields)
         self.simulator.publish(0)
-        self.send(Ready(attach.nonce, layout.fingerprint))
+        why_no_arena = self.attach_arena(attach, layout)
+        self.send(Ready(attach.nonce, layout.fingerprint, why_no_arena))
         return block
+
+    def attach_arena(self, attach: Attach, layout: Layout) -> str:
+        """Map the arena, when one is offered. "" or why not: the host decides what that means."""
+        assert self.simulator is not None
+        if attach.arena is None:
+            return ""
+        try:
+            arena = WorkerArena(attach.arena, layout, attach.nonce)
+        except (NoArena, cuda_driver.CudaError) as error:
+            return str(error) or type(error).__name__
+        self.simulator.bind_arena(arena.slots)
+        self.arena = arena
+        return ""
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -236,6 +256,7 @@ class Worker:
             shm.SIM_NS,
         )
         done, flagged_status = int(Status.DONE), int(Status.FLAGGED)
+        enqueued = int(Status.ENQUEUED)
         last_bank = block.layout.banks - 1
         doorbell.sharpen_timer()
         sequence = sim_ns = 0
@@ -250,7 +271,10 @@ class Worker:
                 flagged = others[opcode if opcode < len(others) else 0](sequence & last_bank)
             sim_ns += clock() - started
             reply[sim_ns_at] = sim_ns
-            reply[status_at] = flagged_status if flagged else done
+            if not flagged:
+                reply[status_at] = done
+            else:
+                reply[status_at] = flagged_status if flagged > 0 else enqueued
             reply[sequence_at] = self.answered = sequence
             ring()
 
@@ -282,6 +306,8 @@ class Worker:
             Opcode.RESET: reset,
             Opcode.MAIL: lambda bank: self.answer_mail(),
         }
+        if self.arena is not None:
+            table.update(arena_commands.commands(simulator, self.arena, request))
         return [unknown] + [table.get(code, unknown) for code in Opcode]
 
     def answer_mail(self) -> int:
@@ -314,17 +340,23 @@ class Worker:
         self.bell.ring()
 
 
+def _lock_pages(block: shm.Block) -> Optional[PageLock]:
+    """Page-lock the block, for a simulator that copies into it from its GPU. Slower without."""
+    try:
+        return PageLock(block, 0)
+    except cuda_driver.CudaError as error:
+        print(f"the shared block stays pageable, copies to it are slower: {error}", flush=True)
+        return None
+
+
 def main(argv: List[str]) -> NoReturn:
     """Entry of `workers/__main__.py`; ends the process without interpreter teardown, in which some
     simulators crash after all work is done (EGL, PhysX)."""
-    parser = argparse.ArgumentParser(prog="outboard worker", add_help=False)
-    parser.add_argument("--fd", type=int, required=True)  # the control socket
-    parser.add_argument("--simulator", required=True)
-    parser.add_argument("--site", default="")  # read by __main__.py
-    args = parser.parse_args(argv)
-    control = socket.socket(fileno=stdio.take_away(args.fd))
+    # Not argparse, and not platform above: the two import for 10 ms, in every start of every worker.
+    options = dict(zip(argv[::2], argv[1::2]))  # --fd N --simulator NAME [--site PATH, read before]
+    control = socket.socket(fileno=stdio.take_away(int(options["--fd"])))
     lifeline.hold(control)
-    code = Worker(Channel(control), args.simulator).run()
+    code = Worker(Channel(control), options["--simulator"]).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

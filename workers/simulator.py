@@ -13,9 +13,11 @@ from typing import Callable, Dict, List, Mapping, Sequence, Tuple, Type
 
 import numpy as np
 
+from ..ipc.arena import DeviceField
 from ..ipc.device import DeviceReport
 from ..ipc.errors import UsageError
 from ..ipc.messages import Init, ModelFacts, Render
+from . import device_copy
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 Fields = Mapping[str, np.ndarray]  # field name -> view, shapes and units as in ipc/layout.py
@@ -72,6 +74,41 @@ class Simulator(abc.ABC):
     @abc.abstractmethod
     def reset(self, env_ids: np.ndarray) -> None:
         """Put the environments `env_ids` (int32, unique) back to the keyframe. Others untouched."""
+
+    # -- in the CUDA arena: only for simulators whose `transports` has "cuda" ------------------------
+    #
+    # Between the two events that `serve.py` puts around these calls, everything must be enqueued in
+    # `stream`, and nothing needs to be waited for. Each fills `env_flags` of its slot.
+
+    transports: Tuple[str, ...] = ("block",)  # known after build()
+    stream: int = 0  # the CUDA stream in which it works, as the driver names it
+
+    def bind_arena(self, slots: Sequence[Mapping[str, DeviceField]]) -> None:
+        """Take the fields in GPU memory, one mapping per slot; called once, after `bind`. Host-written
+        fields, and with one bank the published ones too, are the same memory in both slots."""
+        raise NotImplementedError
+
+    def step_arena(self, slot: int) -> None:
+        """As `step`, with `ctrl` and state in the arena."""
+        raise NotImplementedError
+
+    def publish_arena(self, slot: int) -> None:
+        """As `publish`, into the arena."""
+        raise NotImplementedError
+
+    def reset_mask(self, mask: DeviceField) -> None:
+        """As `reset`, for the environments where `mask` (uint8) is not zero. This one waits for the GPU
+        and asks `reset`; override it where the simulator can do it in its stream."""
+        self.reset(device_copy.mask_ids(mask, self.stream))
+
+    def set_state_mask(self, mask: DeviceField, qpos: DeviceField, qvel: DeviceField) -> None:
+        """As `set_state`: row i of `qpos` and `qvel` for environment i, where `mask` is not zero."""
+        ids = device_copy.mask_ids(mask, self.stream)
+        self.set_state(
+            ids,
+            device_copy.to_host(qpos, self.stream)[ids],
+            device_copy.to_host(qvel, self.stream)[ids],
+        )
 
     def set_property(self, name: str, env_ids: np.ndarray, values: np.ndarray) -> None:
         """Set a physical property declared as "set_property:NAME"; `values` is (n, width)."""

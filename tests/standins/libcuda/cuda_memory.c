@@ -160,6 +160,33 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) 
     return cuMemcpyDtoD_v2(to, from, size);
 }
 
+typedef struct { /* CUDA_MEMCPY2D */
+    size_t from_x, from_y;
+    unsigned from_type;
+    const void *from_host;
+    uint64_t from_device;
+    void *from_array;
+    size_t from_pitch, to_x, to_y;
+    unsigned to_type;
+    void *to_host;
+    uint64_t to_device;
+    void *to_array;
+    size_t to_pitch, width, height;
+} Copy2D;
+
+int cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) {
+    (void)stream;
+    if (copy->from_type != 2 || copy->to_type != 2) return 1;
+    if (copy->from_pitch < copy->width || copy->to_pitch < copy->width) return 1;
+    for (size_t row = 0; row < copy->height; row++) {
+        uint64_t to = copy->to_device + (copy->to_y + row) * copy->to_pitch + copy->to_x;
+        uint64_t from = copy->from_device + (copy->from_y + row) * copy->from_pitch + copy->from_x;
+        int code = cuMemcpyDtoD_v2(to, from, copy->width);
+        if (code) return code;
+    }
+    return 0;
+}
+
 int cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t size) {
     NEED_CONTEXT;
     if (!reach(to, size)) return 1;

@@ -1,0 +1,136 @@
+"""The host's use of the arena: the two events, the slot of each command, and which plane holds the newest
+state. No torch: streams are numbers as the driver names them. `torch_view.py` puts tensors over it.
+
+Every command publishes into the plane it was given in: numpy commands into the block, as without an arena,
+ARENA_ commands into the arena. Asking for the other plane's state brings it up to date first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..ipc import cuda_driver, cuda_memory, shm
+from ..ipc.arena import SLOTS, DeviceFields, HostArena, PageLock, in_context
+from ..ipc.cuda_driver import CudaError
+from ..ipc.layout import PUBLISHABLE
+from ..ipc.messages import Opcode
+from .events import LOG
+
+
+def lock_pages(block: shm.Block, uuid: str, arena: HostArena | None) -> PageLock | None:
+    """Page-lock the block in this process too, when it uses the simulator's GPU: through an arena, or
+    because its torch has started CUDA. Slower copies, and nothing worse, where it is refused."""
+    try:
+        if arena is not None:
+            return PageLock(block, arena.ordinal)
+        torch = sys.modules.get("torch")
+        if not uuid or torch is None or not torch.cuda.is_initialized():
+            return None
+        here = [gpu.ordinal for gpu in cuda_driver.devices() if gpu.uuid == uuid]
+        return PageLock(block, here[0]) if here else None
+    except CudaError as error:
+        LOG.warning("the shared block stays pageable, copies to the GPU are slower: %s", error)
+        return None
+
+
+class ArenaPlane:
+    """One for the whole life of a backend: a restart keeps it, with every address.
+
+    current_stream: the caller's stream, as a number; the default stream without torch.
+    collected: called with the slot after each ARENA_ command; gives what the command returns.
+    """
+
+    def __init__(self, arena: HostArena, block: shm.Block) -> None:
+        self.arena, self._block = arena, block
+        self.slots: list[DeviceFields] = arena.slots
+        self.ordinal = arena.ordinal
+        self.current_stream: Callable[[], int] = lambda: 0
+        self.collected: Callable[[int], Any] = self.slots.__getitem__
+        self._slot = 0  # of the last ARENA_ command
+        self._arena_at = -1  # the command after which the arena held the newest state
+        self._block_at = -1  # after which the block did too, although it came from the arena
+
+    # -- commands --------------------------------------------------------------------------------
+
+    @property
+    def slot(self) -> int:
+        """Into which the last ARENA_ command published."""
+        return self._slot
+
+    def ring(self, backend: Any, opcode: Opcode) -> None:
+        """What the caller has enqueued so far (ctrl, masks, new states, and every read of the last
+        state) comes before what the worker will do."""
+        self._slot = (self._slot + 1) % SLOTS
+        backend._request[shm.COUNT] = self._slot
+        with in_context(self.arena.context):
+            cuda_memory.event_record(self.arena.ctrl_ready, self.current_stream())
+        backend._send(int(opcode))
+
+    def enqueued(self, sequence: int) -> Any:
+        """The answer to an ARENA_ command: the caller's stream waits for the state, the caller does not."""
+        self._arena_at = sequence
+        self.wait(self.current_stream())
+        return self.collected(self._slot)
+
+    def wait(self, stream: int) -> None:
+        """`stream` waits for what the worker published last."""
+        with in_context(self.arena.context):
+            cuda_memory.stream_wait(stream, self.arena.state_ready)
+
+    # -- which plane is newest -------------------------------------------------------------------
+
+    def mailed(self, sequence: int) -> None:
+        """Command `sequence` was MAIL, which publishes nothing."""
+        if self._arena_at == sequence - 1:
+            self._arena_at = sequence
+        if self._block_at == sequence - 1:
+            self._block_at = sequence
+
+    def newest_in_arena(self, answered: int) -> bool:
+        return self._arena_at == answered
+
+    def renew(self, answered: int, bank: int) -> None:
+        """After a numpy command: bring the arena up to date from the block, in the caller's stream."""
+        if self._arena_at == answered:
+            return
+        stream, fields = self.current_stream(), self._block.fields[bank]
+        with in_context(self.arena.context):
+            cuda_memory.stream_wait(stream, self.arena.state_ready)
+            for name, field in self.slots[self._slot].items():
+                if name in PUBLISHABLE and field.nbytes:
+                    address = fields[name].ctypes.data
+                    cuda_memory.copy_htod_async(field.pointer, address, field.nbytes, stream)
+            # The block is the worker's again with the next command, also a numpy one.
+            cuda_memory.stream_synchronize(stream)
+        self._arena_at = self._block_at = answered
+
+    def fetch(self, answered: int, bank: int) -> None:
+        """After an ARENA_ command: bring the block up to date. Waits for the GPU."""
+        if self._arena_at != answered or self._block_at == answered:
+            return
+        stream, fields = self.current_stream(), self._block.fields[bank]
+        with in_context(self.arena.context):
+            cuda_memory.stream_wait(stream, self.arena.state_ready)
+            for name, field in self.slots[self._slot].items():
+                if (name in PUBLISHABLE or name == "env_flags") and field.nbytes:
+                    address = fields[name].ctypes.data
+                    cuda_memory.copy_dtoh_async(address, field.pointer, field.nbytes, stream)
+            cuda_memory.stream_synchronize(stream)
+        self._block_at = answered
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A worker has just become READY: its keyframe is in the block, and targets are as the block's."""
+        self._arena_at = self._block_at = -1
+        ctrl, field = self._block.fields[0]["ctrl"], self.slots[0]["ctrl"]
+        with in_context(self.arena.context):
+            if field.nbytes:
+                cuda_memory.copy_htod(field.pointer, ctrl.ctypes.data, field.nbytes)
+            cuda_driver.synchronize()
+
+    def close(self) -> None:
+        """After the worker is gone. Tensors that the caller holds keep the memory."""
+        self.arena.close()

@@ -1,0 +1,302 @@
+"""Each habit and trap of Isaac Gym, and the mistake of a worker that it catches.
+
+The stand-in is worth something only if it catches mistakes. So each row of MISTAKES puts one into the worker
+(an edit of its source, in a fork of Python 3.8) and says how it must show: as an error, as a death, or as
+published numbers that are not those of MuJoCo's own worker. Unedited, the worker agrees with it in every field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from isaacgym_home import SCENES, gym_home, write_scene
+from outboard.backends import mjcf
+from outboard.backends.isaacgym import IsaacGymCfg
+from outboard.backends.mjcf_contract import write_contract
+
+__all__ = ["gym_home"]
+
+TESTS = Path(__file__).resolve().parent
+OK, DIFFERS, RAISED, ABORT, SEGV = "ok", "differs", "raised", "SIGABRT", "SIGSEGV"
+FRAMES, TENSORS, PROPS, BUILD, STATE, WORKER, LOG = (
+    "isaacgym_frames", "isaacgym_tensors", "isaacgym_properties", "isaacgym_build", "isaacgym_state",
+    "isaacgym_worker", "engine_log",
+)  # fmt: skip
+
+
+class Job(NamedTuple):
+    """A worker, perhaps with a mistake in it, and how its life must end."""
+
+    name: str
+    module: str = ""
+    old: str = ""
+    new: str = ""
+    end: str = DIFFERS
+    said: str = ""  # a regular expression
+    settings: str = ""
+    pipeline: str = "gpu"
+    scene: str = "floating"
+    torch: bool = False
+    lives: int = 1
+
+
+def edit(name: str, module: str, old: str, new: str = "", **more: Any) -> Job:
+    return Job(name, module, old, new, **more)
+
+
+RIGHT = [
+    Job(f"unedited, {pipeline}, {scene}", end=OK, pipeline=pipeline, scene=scene)
+    for pipeline in ("cpu", "gpu")
+    for scene in SCENES
+]
+
+_WRITE_TARGETS = '            check(answer, "set_dof_position_target_tensor")\n'
+_SIMULATE = "            gym.simulate(sim)\n"
+
+MISTAKES = [
+    # -- parameters whose defaults are not ours
+    edit("Flex", BUILD, "gymapi.SIM_PHYSX", "gymapi.SIM_FLEX", end=RAISED, said="acquire of"),
+    edit("Y is up", BUILD, "        params.up_axis = gymapi.UP_AXIS_Z\n", said="origins"),
+    edit("two substeps", BUILD, "        params.substeps = options.substeps\n"),
+    edit("gravity left alone", BUILD, "        params.gravity = gymapi.Vec3(*gravity)\n"),
+    edit("time step left alone", BUILD,
+         "        params.dt = self.init.dt or self.contract.timestep\n"),
+    edit("ground upright", BUILD, "        plane.normal = self.gymapi.Vec3(0.0, 0.0, 1.0)\n"),
+    edit("no ground", BUILD, "        self.gym.add_ground(self.sim, plane)\n"),
+    edit("ground's friction", BUILD, "        plane.static_friction = contract.floor_friction\n"),
+    edit("links are damped", BUILD, "        options.angular_damping = 0.0\n"),
+    edit("base not fixed", BUILD, "        options.fix_base_link = not contract.floating\n",
+         scene="fixed"),
+    edit("drive mode as an enum", BUILD, "int(self.gymapi.DOF_MODE_POS)",
+         "self.gymapi.DOF_MODE_POS", end=RAISED, said="TypeError"),
+    edit("misspelt option", BUILD, "options.linear_damping", "options.linear_dampin", end=RAISED,
+         said="AttributeError"),
+    edit("CPU pipeline on a GPU", BUILD, "params.use_gpu_pipeline = self.gpu",
+         "params.use_gpu_pipeline = False", end=RAISED, said="fell back to the CPU"),
+    # -- calls
+    edit("keywords", STATE, "gym.simulate(sim)", "gym.simulate(sim=sim)", end=RAISED,
+         said="TypeError"),
+    edit("index that is no int", BUILD, 'actor, domain) != i', 'float(actor), domain) != i',
+         end=RAISED, said="TypeError"),
+    edit("no prepare_sim", BUILD, 'self.check(self.gym.prepare_sim(self.sim), "prepare_sim")',
+         "pass", end=ABORT, said="before prepare_sim"),
+    edit("self-collision left on", BUILD, "else 1\n", "else 0\n"),
+    edit("one collision group", BUILD, '"robot", i, mask', '"robot", 0, mask', end=ABORT,
+         said="collision group"),
+    edit("quaternion's order in a pose", BUILD, "gymapi.Quat(x, y, z, w)",
+         "gymapi.Quat(w, x, y, z)", scene="fixed"),
+    # -- what the importer loses
+    *(
+        edit(f"{name} not written", PROPS, line, scene=scene)
+        for name, line, scene in (
+            ("kp", '        props["stiffness"][driven] = contract.kp\n', "floating"),
+            ("kv", '        props["damping"][driven] = contract.kv\n', "floating"),
+            ("armature", '        props["armature"] = contract.armature\n', "floating"),
+            ("frictionloss", '        props["friction"] = contract.frictionloss\n', "floating"),
+            ("force limit",
+             '        props["effort"][driven] = np.minimum(contract.force_range[:, 1], NO_LIMIT)\n',
+             "floating"),
+        )
+    ),
+    edit("joint limits not written", PROPS, "limited = np.isfinite(high) & ",
+         "limited = np.isnan(high) & ", scene="fixed"),
+    edit("effort without a limit", PROPS, "NO_LIMIT = 1e9", 'NO_LIMIT = float("inf")', end=RAISED,
+         said="answered False.*effort limit is not finite"),
+    edit("axes of inertia", PROPS, "        if self._bodies:\n", "        if False:\n", end=RAISED,
+         said="did not keep the mass, centre of mass or inertia of: hub"),
+    edit("axes of inertia, unread", PROPS, "        if not self._wrong_bodies(bodies):\n",
+         "        self._wrong_bodies = lambda bodies: []\n        if True:\n"),
+    edit("friction per shape", PROPS, "        if self._shapes:\n            answer",
+         "        if self._shapes and False:\n            answer", end=OK),
+    # -- tensors
+    edit("no refresh", STATE, "            check(refresh(sim), name)\n", "            pass\n",
+         end=RAISED, said="is not finite"),
+    edit("bodies not refreshed", STATE, "check(refresh(sim), name)",
+         'name == "refresh of rigid_body_state" or check(refresh(sim), name)', end=RAISED,
+         said="is not finite"),
+    edit("no fetch_results", STATE, "                gym.fetch_results(sim, True)\n",
+         "                pass\n", pipeline="cpu"),
+    edit("setters at each reset", STATE, "        self._pending[env_ids] = True\n",
+         "        self._pending[env_ids] = True\n        self._submit_resets()\n", end=ABORT,
+         said="a second setter of root"),
+    edit("the last reset wins", STATE, "        self._pending[env_ids] = True\n",
+         "        self._pending[:] = False; self._pending[env_ids] = True\n"),
+    edit("resets never end", STATE, "        self._pending[:] = False\n"),
+    edit("resets not submitted", STATE, "            self._submit_resets()\n",
+         "            pass\n", end=RAISED, said="DevicePlanError|is not finite|from where it was put",
+         settings=""),
+    edit("stale state after a reset", STATE, "        if self._pending.any():\n            ids",
+         "        if False:\n            ids"),
+    edit("stale bodies after a reset", STATE,
+         "            rows.update(self._tree.forward(qpos, qvel))\n", "            pass\n"),
+    edit("indices of joints", STATE, "indices.array[:count] = ids\n",
+         "indices.array[:count] = ids * 4\n", end=ABORT, said="out of range"),
+    edit("an actor twice", STATE, "indices.array[:count] = ids\n",
+         "indices.array[:count] = ids[0]\n", end=ABORT, said="named twice"),
+    edit("indices as floats", STATE, "staging((n,), np.int32)", "staging((n,), np.float32)",
+         end=RAISED, said="dtype"),
+    edit("device of a descriptor", TENSORS, "tensor.device = self._device", "tensor.device = -1",
+         end=RAISED, said="is on device -1, 0 expected"),
+    edit("shape of a descriptor", TENSORS, "tensor.shape = tuple(array.shape)",
+         "tensor.shape = (1,)", end=RAISED, said="has 1 elements"),
+    edit("a buffer that is gone", TENSORS, "self._describe(array.ctypes.data, array)",
+         "self._describe(array.copy().ctypes.data, array)", end=ABORT + "|" + SEGV + "|" + DIFFERS +
+         "|" + RAISED),
+    edit("a buffer that is used again", STATE, _SIMULATE,
+         "            self._new_root.array.fill(0)\n" + _SIMULATE, end=ABORT,
+         said="changed before simulate"),
+    edit("targets not sent", STATE, _WRITE_TARGETS, _WRITE_TARGETS, end=OK),
+    edit("targets in no order", STATE, "targets[:, self._driven] = np.clip(ctrl, self._low, self._high)\n"
+         "            return", "targets[:, :3] = np.clip(ctrl, self._low, self._high)[:, ::-1]\n"
+         "            return"),
+    edit("targets not clipped", STATE, "np.clip(ctrl, self._low, self._high)\n            return",
+         "ctrl\n            return"),
+    # -- frames
+    edit("xyzw published", FRAMES, "np.copyto(quats[..., 0], rows[..., 6])",
+         "np.copyto(quats[..., 0], rows[..., 3])", said="quat|qpos"),
+    edit("xyzw written", FRAMES, "*quat[1:], quat[0], *vel", "*quat, *vel"),
+    edit("velocity of the centre of mass published", FRAMES,
+         "np.subtract(part[..., 7 + axis], change,",
+         "np.subtract(part[..., 7 + axis], 0 * change,", said="linvel|qvel"),
+    edit("velocity of the origin written", FRAMES, "*quat[1:], quat[0], *vel, *spin",
+         "*quat[1:], quat[0], *parts(qvel[:, :3]), *spin"),
+    edit("spin along world axes published", FRAMES, "        np.copyto(spin[:, axis], value)",
+         "        np.copyto(spin[:, axis], rows[:, 10 + axis])", said="qvel"),
+    edit("spin along body axes written", FRAMES, "spin = rotate(quat, parts(qvel[:, 3:6]))",
+         "spin = parts(qvel[:, 3:6])"),
+    edit("positions with the origin", STATE, "            if floating:\n                frames.copy_positions",
+         "            if floating:\n                root = root + np.pad(self._scene.origins, ((0, 0), (0, 10)))"
+         "\n                frames.copy_positions", said="qpos"),
+    # -- a simulation that is not one, with nobody looking
+    edit("create_sim unlooked at", BUILD, "        if sim is None:\n", "        if False:\n",
+         end=RAISED, said="TypeError", settings="create=none"),
+    edit("load_asset unlooked at", BUILD, "        if asset is None:\n", "        if False:\n",
+         end=OK),
+    edit("answers unlooked at", BUILD, "        if answer is not True:\n", "        if False:\n",
+         settings="refuse=set_dof_state_tensor_indexed"),
+    edit("gains unread", PROPS, "            if field in self._differ:\n", "            if False:\n",
+         settings="gains=lost"),
+    edit("the log unread", BUILD, "        if said is None:\n", "        if True:\n", end=RAISED,
+         said="is not finite", settings="create=bad_ordinal"),
+    edit("the first step unlooked at", STATE, "        if wrong:\n", "        if False:\n",
+         settings="create=zeros"),
+]  # fmt: skip
+
+# The worker as it is, over an engine that fails: the message that a user gets.
+FAILURES = [
+    Job("create_sim gives None", end=RAISED, settings="create=none", pipeline="cpu",
+        said="DevicePlanError: Isaac Gym's create_sim returned None on the CPU"),
+    Job("create_sim dies", end=SEGV, settings="create=segv"),
+    Job("a log line and a broken simulation", end=RAISED, settings="create=bad_ordinal",
+        said="DevicePlanError: .* went on: .*invalid device ordinal"),
+    Job("out of memory", end=RAISED, settings="create=oom",
+        said="DevicePlanError: .* fail to allocate"),
+    Job("no kernels for this GPU", end=RAISED, settings="create=no_kernel",
+        said="DevicePlanError: .* no kernel image"),
+    Job("zeros without a word", end=RAISED, settings="create=zeros",
+        said="DevicePlanError: after one step on cuda:0 = GPU-.* holds no rotations"),
+    Job("PhysX on the CPU", end=RAISED, settings="create=cpu",
+        said="DevicePlanError: PhysX fell back to the CPU"),
+    Job("prepare_sim fails", end=RAISED, settings="prepare=false",
+        said="RuntimeError: Isaac Gym's prepare_sim answered False"),
+    Job("an error in the log while building", end=RAISED, settings="complain=create_actor",
+        said="RuntimeError: .* logged an error while creating environments, and went on"),
+    Job("an error in the log while stepping", end=RAISED, settings="complain=simulate",
+        said="logged an error while"),
+    Job("another order", end=RAISED, settings="order=reversed",
+        said="SceneError: .*\n  model: shoulder, reach.*\n  Isaac Gym: ankle, hip"),
+    Job("gains are lost", end=RAISED, settings="gains=lost",
+        said="RuntimeError: .* did not keep the stiffness of: shoulder, reach, hip"),
+    Job("torch was first", end=RAISED, torch=True, said="WorkerLaunchError: .* a .pth file"),
+    Job("libstdc++ is old", end=RAISED, settings="import_error=GLIBCXX_3.4.32 not found",
+        said="WorkerLaunchError: .*libstdcxx-ng"),
+    Job("libpython is not found", end=RAISED,
+        settings="import_error=libpython3.8.so.1.0: cannot open shared object file",
+        said="WorkerLaunchError: .* is not in LD_LIBRARY_PATH"),
+    Job("a second simulation", end=SEGV, lives=2),
+    *(
+        Job(f"{method} says no", end=RAISED, settings=f"refuse={method}",
+            said=f"RuntimeError: .*{said}.* answered False: .*{method} failed")
+        for method, said in (
+            ("set_actor_dof_properties", "set_actor_dof_properties"),
+            ("set_actor_rigid_body_properties", "set_actor_rigid_body_properties"),
+            ("set_actor_rigid_shape_properties", "set_actor_rigid_shape_properties"),
+            ("set_dof_position_target_tensor", "set_dof_position_target_tensor"),
+            ("set_actor_root_state_tensor_indexed", "set_actor_root_state_tensor_indexed"),
+            ("set_dof_state_tensor_indexed", "set_dof_state_tensor_indexed"),
+            ("refresh_actor_root_state_tensor", "refresh of root_state"),
+            ("refresh_dof_state_tensor", "refresh of dof_state"),
+            ("refresh_rigid_body_state_tensor", "refresh of rigid_body_state"),
+            ("refresh_net_contact_force_tensor", "refresh of net_contact_force"),
+        )
+    ),
+]  # fmt: skip
+
+JOBS = [*RIGHT, *MISTAKES, *FAILURES]
+
+
+@pytest.fixture(scope="module")
+def results(gym_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Of all jobs, by name: in two processes of Python 3.8, whose forks start at once."""
+    folder = tmp_path_factory.mktemp("mutants")
+    scenes = {name: _scene(folder, name, gym_home) for name in SCENES}
+    work = {"scenes": scenes, "reference": str(folder / "reference")}
+    _run(gym_home, folder, "reference", work)
+    halves = [JOBS[::2], JOBS[1::2]]
+    with ThreadPoolExecutor(2) as pool:
+        done = [
+            pool.submit(_run, gym_home, folder, f"half{i}", {**work, "jobs": _as_data(half)})
+            for i, half in enumerate(halves)
+        ]
+        answers = [each.result() for each in done]
+    names = [job.name for half in halves for job in half]
+    return dict(zip(names, [each for answer in answers for each in answer], strict=True))
+
+
+def _scene(folder: Path, name: str, home: Path) -> dict[str, Any]:
+    path = write_scene(folder, name)
+    model = mjcf.inspect(path)
+    flat = mjcf.export_flat(model, folder / "cache")
+    options = IsaacGymCfg().options()
+    options["contract"] = str(write_contract(model, flat, folder / "cache"))
+    options["package_root"] = str(home / "isaacgym" / "python")
+    return {"original": str(path), "flat": str(flat.path), "options": options}
+
+
+def _as_data(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    return [
+        {**job._asdict(), "edits": [[job.module, job.old, job.new]] if job.module else []}
+        for job in jobs
+    ]
+
+
+def _run(home: Path, folder: Path, name: str, work: dict[str, Any]) -> Any:
+    given, out = folder / f"{name}.json", folder / f"{name}-out.json"
+    given.write_text(json.dumps(work))
+    python = home / "miniconda3" / "envs" / "hsgym" / "bin" / "python3.8"
+    done = subprocess.run(
+        [str(python), str(TESTS / "isaacgym_mutants.py"), str(given), str(out)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{TESTS.parent / '.src'}:{TESTS}",
+             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()) if out.exists() else None
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("job", JOBS, ids=[job.name for job in JOBS])
+def test_it_ends_as_it_must(job: Job, results: dict[str, dict[str, str]]) -> None:
+    result = results[job.name]
+    story = f"{result['end']}: {result['said']}\n{result['log'][-3000:]}"
+    assert re.fullmatch(job.end, result["end"]), story
+    assert re.search(job.said, result["said"], re.S), story
