@@ -1,6 +1,7 @@
 # make demo    set up and run the main job: MuJoCo on the CPU
 # make test    set up and run the tests (without `slow` and `gpu`)
 # make slow    the slow tests
+# make soak    an hour of steps, restarts and kills (ARGS=--minutes=10 for less)
 # make check   format, lint, types
 # make test-pythons    a fast subset on the oldest and the newest supported Python, where they are
 # make clean   remove what the above made
@@ -10,7 +11,7 @@
 # ARGS=...               passed on to pytest
 
 MAKEFLAGS += --no-print-directory
-.PHONY: demo test slow check test-pythons clean
+.PHONY: demo test slow soak check test-pythons clean
 .DEFAULT_GOAL := demo
 
 BIN := .venv/bin
@@ -31,6 +32,10 @@ test:
 slow:
 	@.ci/setup test
 	@$(BIN)/python $(PYTEST) -m "slow and not gpu"
+
+soak:
+	@.ci/setup test
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 check:
 	@.ci/setup check

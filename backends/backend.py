@@ -234,7 +234,7 @@ class Backend:
             ):
                 view[...] = ctrl
             elif self._is_tensor_on_gpu(ctrl):
-                self.torch.step_async(ctrl, reset=reset)
+                self.torch.step_async(cast(Any, ctrl), reset=reset)
                 return
             else:
                 arguments.put_ctrl(view, ctrl)
@@ -388,8 +388,10 @@ class Backend:
         try:
             if talk.channel.pending():
                 talk.receive(deadline)  # what nobody asked for is refused, and is no answer to this
-            talk.send(message, deadline=deadline)
+            # The ring first: a sleeping worker reads nothing, and a message larger than the socket's
+            # buffer would wait for it for ever.
             self._send(int(Opcode.MAIL))
+            talk.send(message, deadline=deadline)
             reply = talk.expect(kind, deadline)
         except (PeerGone, DeadlinePassed) as error:
             self._fell_silent(error)

@@ -152,6 +152,7 @@ def _attach_with(bench: Bench, after: str, **changes: Any) -> None:
             fingerprint=layout.fingerprint,
             go_name=go_name,
             done_name=done_name,
+            arena=None,
         )
         attach = dataclasses.replace(attach, **changes)
         raw.channel.send(attach, Deadline(handshake.SEND_S), [block.fd])

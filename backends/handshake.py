@@ -80,7 +80,9 @@ class Talk:
         self.channel = channel
         self.state = Conversation(Role.HOST)
         self.reached = self.state.phase  # before the message received last, which may be an ERROR
-        self.progress = ""  # the last PROGRESS in words: where a worker was that died while it built
+        self.progress = (
+            ""  # the last PROGRESS in words: where a worker was that died while it built
+        )
 
     def send(
         self, message: Message, fds: Sequence[int] = (), deadline: Deadline | None = None

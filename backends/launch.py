@@ -36,7 +36,7 @@ from .verdict import Verdict, judge
 from .visibility import MASK
 from .worker import Worker
 
-# A worker whose socket closed is on its way out; an interpreter's teardown on a loaded machine takes its time.
+# A worker whose socket closed is on its way out; an interpreter's teardown on a loaded machine takes time.
 _EXIT_S = 5.0
 
 
@@ -190,7 +190,7 @@ def _attach(
         arena, why = transport.offer(init, hello, reply, layout, None if old is None else old.arena)
     block = None if old is None else old.block
     data = handshake.attach(worker.talk, init, layout, block, arena)
-    worker.attached(data)
+    worker.attached(data, hello.pid)
     if data.no_arena:
         transport.refuse_if_asked(init, data.no_arena, again=old is not None)
     return why or data.no_arena

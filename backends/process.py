@@ -210,16 +210,20 @@ class WorkerProcess:
                     os.killpg(self._popen.pid, number)
 
     def _number_is_ours(self) -> bool:
-        """Somebody else in this process may have reaped the worker (`os.wait()` in a handler). Its number
-        is taken as long as anything of its group lives, so a process that has it now is a stranger."""
+        """The number of a reaped worker is taken as long as anything of its group lives, so a process
+        that has it now is a stranger."""
+        return not (self._reaped_by_others() and os.path.exists(f"/proc/{self.pid}"))
+
+    def _reaped_by_others(self) -> bool:
+        """Somebody else in this process may have reaped the worker: `os.wait()` in a handler."""
         try:
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, 0)
         except ProcessLookupError:
-            return not os.path.exists(f"/proc/{self.pid}")
+            return True
         except OSError:  # not allowed here: then as it was before there were pidfds
             pass
-        return True
+        return False
 
     def kill(self, within_s: float) -> bool:
         """Kill the group and wait for the end of the process. Does not reap it."""
@@ -254,6 +258,9 @@ class WorkerProcess:
     def _reap(self) -> str:
         if self._popen is None:
             return "never started"
+        if self._reaped_by_others():
+            self._popen.returncode = 0  # or it would wait for whoever has the number now
+            return _TAKEN
         # Uninterruptible kernel states (a driver call) can outlive SIGKILL for a while.
         try:
             code = self._popen.wait(30.0)
@@ -286,7 +293,7 @@ class WorkerProcess:
             if info is not None:
                 code = info.si_status
                 return self._words(code if info.si_code == os.CLD_EXITED else -code)
-        return "its exit status was taken by somebody else in this process"
+        return _TAKEN
 
 
 def _why_not(python: str, error: OSError) -> str:
@@ -303,6 +310,7 @@ _HINTS = {
 }
 
 
+_TAKEN = "its exit status was taken by somebody else in this process"
 # Directly, and as a wrapper script passes it on.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 # What was killed with its group ends in milliseconds.

@@ -28,15 +28,22 @@ _KILL_S = 30.0
 
 
 class Watcher:
-    """A thread on the worker's pidfd: marks the bell and rings it when the worker is dead."""
+    """A thread on the worker's pidfd: marks the bell and rings it when the worker is dead.
 
-    def __init__(self, process: WorkerProcess, bell: Doorbell) -> None:
+    pid: the worker's own. Behind a wrapper script that does not exec it is not the process we started,
+    and the wrapper may live on.
+    """
+
+    def __init__(self, process: WorkerProcess, bell: Doorbell, pid: int) -> None:
         self._fds = [os.eventfd(0)]  # the first one stops the thread
         try:
             self._fds.append(os.dup(process.pidfd))
+            if pid != process.pid:
+                with contextlib.suppress(OSError):  # of another pid namespace, or gone by now
+                    self._fds.append(os.pidfd_open(pid))
             self._thread = threading.Thread(
                 target=_watch,
-                args=(*self._fds, bell, process),
+                args=(tuple(self._fds), bell, process),
                 name=f"outboard-watch-{process.pid}",
                 daemon=True,
             )
@@ -60,13 +67,13 @@ class Watcher:
             os.close(self._fds.pop())
 
 
-def _watch(stop: int, pidfd: int, bell: Doorbell, process: WorkerProcess) -> None:
+def _watch(fds: tuple[int, ...], bell: Doorbell, process: WorkerProcess) -> None:
     poll = select.poll()
-    poll.register(stop, select.POLLIN)
-    poll.register(pidfd, select.POLLIN)
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poll.poll(int(_TICK_S * 1e3))}
-        if stop in ready:
+        if fds[0] in ready:
             return
         if ready:
             bell.wake(gone=True)
@@ -92,12 +99,12 @@ class Worker:
     def phase(self) -> Phase:
         return self.talk.state.phase
 
-    def attached(self, data: Data) -> None:
+    def attached(self, data: Data, pid: int) -> None:
         self.data = data
         self.process.watch_memory()
 
         def watch() -> None:
-            self._watcher = Watcher(self.process, data.bell)
+            self._watcher = Watcher(self.process, data.bell, pid)
 
         keeper.uninterrupted(watch)
 
@@ -109,7 +116,9 @@ class Worker:
                 message = self.talk.channel.receive(deadline)
                 if isinstance(message, Error):
                     return raised(message)
-                if self.data is None:  # later on, the bell does not tell the table what is under way
+                if (
+                    self.data is None
+                ):  # later on, the bell does not tell the table what is under way
                     self.talk.state.received(type(message).__name__)
         except ProtocolError as error:
             return error

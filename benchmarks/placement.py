@@ -5,7 +5,7 @@
 For each scenario it starts one process per GPU, as a launcher would, and each of those opens a worker. While
 all of them live it compares the plan's UUID, the UUID that the worker measured on its state buffer, the UUID
 of the rank's own torch device, and NVML's lists of who has a context where. The scenarios that must fail
-(the original defect) must be refused before a worker starts. Exit code 1 when anything is not as it should be.
+(the original defect) must be refused before a worker starts. Exit code 1 when anything is not as it must be.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ class Numbers:
 
     def __init__(self, runs: Mapping[str, list[dict[str, Any]]]) -> None:
         self._runs = runs
+        self.busy = False  # a number was asked for of which there is no quiet run
 
     def runs(self, key: str) -> list[dict[str, Any]]:
         every = self._runs.get(key, [])
@@ -30,6 +31,7 @@ class Numbers:
         runs = self.runs(cell.key)
         if not runs:
             raise Missing(cell.key)
+        self.busy |= all(run["foreign"] >= self.QUIET for run in runs)
         return float(np.median([run[what] for run in runs]))
 
 
@@ -108,13 +110,16 @@ GOALS = (
 )
 
 
-def judge(runs: Mapping[str, list[dict[str, Any]]]) -> list[tuple[Goal, float | None]]:
-    """Each goal with its value here, None where a row is missing."""
-    numbers = Numbers(runs)
-    out: list[tuple[Goal, float | None]] = []
+def judge(runs: Mapping[str, list[dict[str, Any]]]) -> list[tuple[Goal, float, str]]:
+    """Each goal of which the rows are there, with its value here and the verdict. Beside foreign load the
+    scheduler is measured and not the schemes: then nothing is decided, for us or against us."""
+    out: list[tuple[Goal, float, str]] = []
     for goal in GOALS:
+        numbers = Numbers(runs)
         try:
-            out.append((goal, goal.value(numbers)))
+            value = goal.value(numbers)
         except Missing:
-            out.append((goal, None))
+            continue
+        verdict = "met" if value <= goal.limit else "MISSED"
+        out.append((goal, value, "undecided: no quiet run" if numbers.busy else verdict))
     return out

@@ -121,10 +121,7 @@ def _three(numbers: Numbers, cell: Cell) -> str:
 
 def _goal_rows(result: dict[str, Any]) -> list[list[str]]:
     rows: list[list[str]] = []
-    for goal, value in judge(result["runs"]):
-        if value is None:
-            continue
-        verdict = "met" if value <= goal.limit else "MISSED"
+    for goal, value, verdict in judge(result["runs"]):
         limit, have = (f"{v:.3g} {goal.unit}" for v in (goal.limit, value))
         rows.append([goal.text, f"<= {limit}", have, verdict])
     return rows

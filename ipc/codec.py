@@ -51,7 +51,7 @@ def _walk(kind: Any, value: Any, where: str, down: bool) -> Any:
             raise _Wrong(where, f"{type(value).__name__} where {kind.__name__} belongs")
         if kind is int and not -(1 << 63) <= int(value) < 1 << 64:
             raise _Wrong(where, "integer beyond 64 bits")
-        if kind is str and down and value != value.encode("utf-8", "replace").decode("utf-8"):
+        if kind is str and down and value != str(value).encode("utf-8", "replace").decode("utf-8"):
             raise _Wrong(where, f"{value!r} is not text: a file name that is not UTF-8?")
         return value
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):

@@ -176,7 +176,7 @@ class Doorbell:
         if self._not_posted:
             # Our processor may have read the semaphore's value before the sequence number was out, and
             # the peer may have taken the post and gone to sleep in between. Store buffers hold about
-            # a hundred stores; by now thousands have followed.
+            # a hundred stores; by now several hundred have followed.
             self._not_posted = False
             self.ring()
         started = _clock()

@@ -172,7 +172,7 @@ class InitReply:
     engine: str
     engine_version: str
     notes: Tuple[str, ...]  # what a user should know, one sentence each
-    transports: Tuple[str, ...] = ("block",)  # of "block", "cuda": what it can publish through
+    transports: Tuple[str, ...]  # of "block", "cuda": what it can publish through
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Attach:
     fingerprint: bytes
     go_name: str  # semaphore the host posts
     done_name: str  # semaphore the worker posts
-    arena: Optional[ArenaOffer] = None
+    arena: Optional[ArenaOffer]  # None: the block alone
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Ready:
 
     nonce: bytes
     fingerprint: bytes
-    arena: str = ""  # why an offered arena was not taken; "" when it was, or none was offered
+    arena: str  # why an offered arena was not taken; "" when it was, or none was offered
 
 
 @dataclass(frozen=True)

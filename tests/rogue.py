@@ -83,7 +83,7 @@ class Rogue:
             env_origins=b"",
             not_reproduced=(),
         )
-        honest = InitReply(cpu_report("qpos"), model, ("qpos", "qvel"), "rogue", "1", ())
+        honest = InitReply(cpu_report("qpos"), model, ("qpos", "qvel"), "rogue", "1", (), ())
         return replace(honest, **changes)
 
     def to_attach(self) -> Any:
@@ -103,7 +103,7 @@ class Rogue:
 
     def to_ready(self) -> None:
         attach = self.to_attach()
-        self.send(Ready(attach.nonce, attach.fingerprint))
+        self.send(Ready(attach.nonce, attach.fingerprint, ""))
 
     def to_command(self) -> int:
         """READY, and one command has come; returns its sequence number."""
@@ -156,7 +156,7 @@ def with_hello(**changes: Any) -> Callable[[Rogue], None]:
 def ready_with(nonce: bytes = b"", fingerprint: bytes = b"") -> Callable[[Rogue], None]:
     def behave(rogue: Rogue) -> None:
         attach = rogue.to_attach()
-        rogue.send(Ready(nonce or attach.nonce, fingerprint or attach.fingerprint))
+        rogue.send(Ready(nonce or attach.nonce, fingerprint or attach.fingerprint, ""))
 
     return behave
 
@@ -233,7 +233,7 @@ BEHAVIOURS: dict[str, Callable[[Rogue], None]] = {
     "BYE in INIT": init_then(Bye()),
     "another source": with_hello(source="/somewhere/else/ipc"),
     "another mask": with_hello(mask="3"),
-    "READY in INIT": init_then(Ready(bytes(16), bytes(32))),
+    "READY in INIT": init_then(Ready(bytes(16), bytes(32), "")),
     "replayed HELLO": replayed_hello,
     "replayed INIT_REPLY": replayed_reply,
     "lies about its device": with_reply(device=gpu_report()),
@@ -254,7 +254,10 @@ BEHAVIOURS: dict[str, Callable[[Rogue], None]] = {
     "garbage while in a step": in_step(lambda rogue, sequence: rogue.send_bytes(b"\xff" * 8)),
     "BYE in a step": in_step(lambda rogue, sequence: rogue.send(Bye())),
     "reply to mail of another kind": in_step(
-        lambda rogue, sequence: (rogue.send(Ready(bytes(16), bytes(32))), rogue.answer(sequence))[1]
+        lambda rogue, sequence: (
+            rogue.send(Ready(bytes(16), bytes(32), "")),
+            rogue.answer(sequence),
+        )[1]
     ),
 }
 STAYS = (

@@ -6,7 +6,9 @@ Every test runs a child that finds the stand-in: it is the host, and its worker 
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from outboard.ipc import arena, messages
 from outboard.ipc.arena import ArenaLayout
 from outboard.ipc.layout import Layout, Sizes
 from standin_gpu import TWO, U0, U1, each_python, run_child, standin_environment
+
+# Workers die here, and their logs stay.
+pytestmark = pytest.mark.usefixtures("logs_may_stay")
 
 # `sim` is a backend with an arena on the second GPU; `put` and `get` reach into its GPU memory.
 HEAD = """
@@ -83,7 +88,9 @@ def targets(sim):
 def child(code: str, state: Path, python: str = sys.executable, **extra: str) -> Any:
     """What the last line of the child's output says, as JSON."""
     whole = f"PYTHON = {python!r}\n{HEAD}\n{code}"
-    out = run_child(whole, standin_environment(TWO, state, **extra))
+    # Locks and logs of this session, not those of others that use the same made-up UUIDs.
+    own = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME")}
+    out = run_child(whole, standin_environment(TWO, state, **own, **extra))
     return json.loads(out.splitlines()[-1])
 
 
@@ -108,7 +115,7 @@ def test_fields_lie_as_in_the_block_and_none_on_another(
             assert fields[field.name].pointer - base == layout.offset(field, bank) - 4096
             assert fields[field.name].nbytes == field.nbytes
     taken = sorted({(f.pointer, f.pointer + f.nbytes) for slot in slots for f in slot.values()})
-    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
     assert base <= taken[0][0] and taken[-1][1] <= base + placed.nbytes
     # What the last command flagged can be read while the next one runs.
     assert slots[0]["env_flags"].pointer != slots[1]["env_flags"].pointer
@@ -241,8 +248,10 @@ if text != "was not refused":
     return child(whole, tmp_path, **extra)
 
 
-TORCH = "sys.modules.__setitem__('torch', types.SimpleNamespace(version=types.SimpleNamespace(cuda={}), \
+TORCH = (
+    "sys.modules.__setitem__('torch', types.SimpleNamespace(version=types.SimpleNamespace(cuda={}), \
 Tensor=int, cuda=types.SimpleNamespace(is_initialized=lambda: False)))"
+)
 
 
 @pytest.mark.parametrize(
@@ -458,3 +467,152 @@ def test_rows_are_copied_between_unlike_pitches(python: str) -> None:
         "[0, 0, 1, 2, 4, 0, 0, 6, 7, 9, 0, 0]",
         "[1, 2]",
     ]
+
+
+# -- tensors, as far as a torch without a GPU can go ------------------------------------------------
+
+# The stand-in's device memory is a memfd of this process: a second mapping of it is what torch sees. The
+# device, streams and events of torch are stubs, so this shows the bookkeeping and no order.
+STUBS = """
+import mmap
+import torch
+from outboard.backends import tensor_checks, torch_view
+
+class Stream:
+    cuda_stream = 0
+    def wait_stream(self, other): pass
+
+class Event:
+    def query(self): return True
+    def record(self, stream): pass
+    def synchronize(self): pass
+
+class Torch:
+    version = types.SimpleNamespace(cuda="13.0")
+    cuda = types.SimpleNamespace(current_stream=lambda device, s=Stream(): s, Event=Event)
+    def device(self, *_): return torch.device("cpu")
+    def zeros(self, *shape, pin_memory=False, **more): return torch.zeros(*shape, **more)
+    def __getattr__(self, name): return getattr(torch, name)
+
+torch_view.torch = tensor_checks.torch = Torch()
+
+def memory(sim):
+    for fd in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{fd}"
+        if os.path.exists(path) and "standin-gpu" in os.readlink(path):
+            if os.stat(path).st_size == sim._plane.arena.layout.nbytes:
+                return mmap.mmap(int(fd), 0)
+
+def tensor(field, device):
+    at = field.pointer - sim._plane.arena.pointer
+    array = np.frombuffer(mapped, field.dtype, int(np.prod(field.shape)), at)
+    return torch.from_numpy(array.reshape(field.shape))
+
+torch_view._tensor = tensor
+"""
+
+TENSORS = """
+sim = fake(num_envs=6)
+mapped = memory(sim)
+cpu = FakeBackend(device="cpu", num_envs=6, publish=ALL)
+right = []
+def compare(tensors, arrays):
+    right.append(same({n: t.numpy() for n, t in tensors.fields().items()}, numpy_copy(arrays)))
+compare(sim.torch.state, cpu.state)
+ctrl = torch.rand(6, 4, requires_grad=True)
+plain = ctrl.detach().numpy()
+mask = torch.tensor([1, 0, 0, 1, 0, 1], dtype=torch.bool)
+compare(sim.torch.step(ctrl), cpu.step(plain))
+compare(sim.torch.step(ctrl, reset=mask), cpu.step(plain, reset=mask.numpy()))
+rows = torch.rand(2, 6, 4)
+compare(sim.torch.set_state(mask, rows[0], rows[1]),
+        cpu.set_state(mask.numpy(), rows[0][mask].numpy(), rows[1][mask].numpy()))
+compare(sim.torch.set_state([4, 2], rows[0, :2], rows[1, 0]),
+        cpu.set_state([4, 2], rows[0, :2].numpy(), rows[1, 0].numpy()))
+compare(sim.torch.reset(mask), cpu.reset(mask.numpy()))
+compare(sim.torch.step(), cpu.step())
+sim.step(plain); cpu.step(plain)
+compare(sim.torch.state, cpu.state)
+right.append(same({"qpos": sim.torch.qpos.numpy()}, {"qpos": cpu.state.qpos}))
+compare(sim.torch.reset(), cpu.reset())
+sim.restart(); cpu.restart()
+compare(sim.torch.step(ctrl), cpu.step(plain))
+print(json.dumps([right, sim.report["transport"]]))
+sim.close(); cpu.close()
+"""
+
+BAD = """
+sim = fake(num_envs=6)
+mapped = memory(sim)
+good, bad = torch.rand(6, 4), torch.rand(6, 4)
+bad[3, 2], bad[5, 0] = float("nan"), float("inf")
+said = []
+def step(ctrl):
+    said.append(refused(lambda: sim.torch.step(ctrl)).replace("was not refused", ""))
+step(good); step(bad); step(good)
+sim.torch.reset()
+for _ in range(3):
+    step(good)
+for ctrl in (torch.rand(6, 3), torch.ones(6, 4, dtype=torch.int64)):
+    step(ctrl)
+said.append(refused(lambda: sim.torch.reset(torch.ones(5, dtype=torch.bool))))
+said.append(refused(lambda: sim.torch.set_state(torch.ones(6, dtype=torch.bool), good[:2], good)))
+print(json.dumps(said))
+sim.close()
+"""
+
+
+def test_tensor_commands_keep_their_books(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch, which is not installed")
+    assert child(STUBS + TENSORS, tmp_path) == [[True] * 11, "cuda"]
+
+
+def test_a_bad_ctrl_is_told_at_the_next_bell_and_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch, which is not installed")
+    said = child(STUBS + BAD, tmp_path)
+    assert said[:2] == ["", ""]
+    assert said[2].startswith(
+        "UsageError: ctrl was NaN or infinite in environments 3, 5 in command 2; the simulator was"
+    )
+    assert said[3:6] == ["", "", ""]
+    assert (
+        said[6] == "UsageError: ctrl has shape (6, 3); this backend takes (num_envs, nu) = (6, 4)"
+    )
+    assert said[7] == "UsageError: ctrl has dtype torch.int64; float32 belongs"
+    assert said[8] == "UsageError: a mask has shape (6,), this one (5,)"
+    assert said[9] == "UsageError: qpos has shape (2, 4); (6, 4) belongs"
+
+
+OF_THE_GPU_TESTS = """
+FILE = "FILE_"
+ctrl = torch.rand(6, 8)
+mask = torch.tensor([1, 0, 0, 1, 0, 1], dtype=torch.bool)
+rows = torch.rand(2, 6, 8)
+plain = np.ones((6, 8), np.float32)
+right = []
+def custom(kind, publish):
+    return CustomBackend(simulator=f"{FILE}:{kind}", device="cuda:1", num_envs=6, env=STANDIN,
+                         transport="cuda", worker_python=PYTHON, publish=publish)
+sim = custom("Echo", ("qpos", "qvel"))
+mapped = memory(sim)
+right.append(torch.equal(sim.torch.step(ctrl).qpos, ctrl))
+right.append(torch.equal(sim.torch.reset(mask).qpos, torch.where(mask[:, None], 0, ctrl)))
+want = torch.where(mask[:, None], rows[0], sim.torch.qpos)
+right.append(torch.equal(sim.torch.set_state(mask, rows[0], rows[1]).qpos, want))
+right.append(bool((sim.step(plain).qpos == 1).all() and (sim.torch.qpos == 1).all()))
+sim.close()
+for kind in ("G1Like", "G1LikePageable"):
+    sim = custom(kind, ("qpos", "qvel", "body_pos", "body_quat", "body_linvel", "body_angvel"))
+    mapped = memory(sim)
+    sim.step(np.zeros((6, 29), np.float32))
+    right.append(sim.torch.step(torch.zeros(6, 29)).body_quat.shape == (6, 30, 4))
+    sim.close()
+print(json.dumps(right))
+"""
+
+
+@each_python
+def test_the_simulators_of_the_gpu_tests_do_what_they_say(python: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch, which is not installed")
+    code = OF_THE_GPU_TESTS.replace("FILE_", str(Path(__file__).parent / "gpu_simulators.py"))
+    assert child(STUBS + code, tmp_path, python) == [True] * 6

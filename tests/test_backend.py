@@ -829,3 +829,10 @@ def test_a_scene_that_does_not_exist_is_named_with_those_that_do() -> None:
 
 def test_a_state_is_made_of_what_is_given() -> None:
     assert State({"qpos": ONES}).qpos is ONES
+
+
+def test_a_property_larger_than_the_sockets_buffer_is_set() -> None:
+    with FakeBackend(device="cpu", num_envs=60_000) as sim:
+        before = sim.state.qpos.copy()
+        sim.set_property("rate", np.arange(60_000), np.ones((60_000, 4), np.float32))
+        assert (sim.reset([]).qpos == before + 1).all()

@@ -39,10 +39,10 @@ def test_the_floor_and_ours_are_measured_and_reported(python38: str, tmp_path: P
         assert private not in out.read_text() + text
 
 
-def _result(ours_us: float) -> dict[str, Any]:
+def _result(ours_us: float, foreign: float = 0.0) -> dict[str, Any]:
     def runs(median_us: float) -> list[dict[str, float]]:
         return [{"median_us": median_us, "p99_us": 9.0, "mean_us": 2.0, "host_cpu": -1.0,
-                 "foreign": 0.0, "samples": 100}]  # fmt: skip
+                 "foreign": foreign, "samples": 100}]  # fmt: skip
 
     return {
         "machine": {"cpu": "a processor", "cores": 2, "kernel": "6.1", "virtual": False,
@@ -59,6 +59,11 @@ def test_a_goal_is_met_or_missed_by_the_numbers(report: Any, tmp_path: Path) -> 
     assert "| <= 17 x | 15 x | met |" in met
     assert "| <= 17 x | 50 x | MISSED |" in missed
     assert "gymnasium did not install" in met
+
+
+def test_nothing_is_decided_beside_foreign_load(report: Any, tmp_path: Path) -> None:
+    text: str = report.markdown(_result(1.5, foreign=0.5), tmp_path / "step.md")
+    assert "| <= 17 x | 15 x | undecided: no quiet run |" in text
 
 
 def test_what_a_person_wrote_is_kept(report: Any, tmp_path: Path) -> None:

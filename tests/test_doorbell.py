@@ -458,7 +458,7 @@ def test_a_ring_posts_when_no_post_is_there() -> None:
 @pytest.mark.usefixtures("x86")
 def test_a_ring_that_found_a_post_is_made_up_for_when_the_answer_does_not_come() -> None:
     """The peer may have taken that post, looked before our number was out, and gone to sleep."""
-    with simulated(True, [NOTHING] * 50) as world:
+    with simulated(True, [NOTHING] * 200) as world:
         theirs = FakeSemaphore(None)
         bell = Doorbell(theirs, FakeSemaphore(world), FakeCell(world))  # type: ignore[arg-type]
         world.bell = bell
@@ -704,7 +704,7 @@ def test_a_signal_that_raises_nothing_does_not_end_a_wait() -> None:
 
 
 class SetBack:
-    """A semaphore under a clock that was set back an hour during each sleep: only a post ends it."""
+    """A semaphore under a clock that was set back 20 s during each sleep: only a post ends it."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -713,7 +713,7 @@ class SetBack:
         return getattr(self._real, name)
 
     def acquire(self, timeout_s: float | None = None) -> None:
-        self._real.acquire(timeout_s if not timeout_s else timeout_s + 3600)
+        self._real.acquire(timeout_s if not timeout_s else timeout_s + 20)
 
 
 class SetForward(SetBack):

@@ -1,6 +1,6 @@
-"""The fault matrix: every fault in every phase, each with its exact error, its bound, and nothing left behind.
+"""The fault matrix: every fault in every phase, with its exact error and its bound, and nothing left behind.
 
-    OUTBOARD_WRITE_RESULTS=1 python -m pytest tests/test_faults.py    also writes benchmarks/results/faults.md
+OUTBOARD_WRITE_RESULTS=1 python -m pytest tests/test_faults.py    also writes benchmarks/results/faults.md
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Lived:
     expected: Expected
     error: OutboardError | None
     pid: int
-    detected_s: float | None  # from the kernel's word of the death, else from the strike, to the error
+    detected_s: (
+        float | None
+    )  # from the kernel's word of the death, else from the strike, to the error
     close_s: float
     log_kept: bool
 
@@ -107,6 +109,7 @@ class Deaths:
         while not self.ended or self.pids:
             for fd, _ in self.poll.poll(0.2):
                 self.at_ns[self.pids.pop(fd)] = time.monotonic_ns()
+                self.poll.unregister(fd)  # a process that is being forked may hold a copy
                 os.close(fd)
 
     def close(self) -> None:
@@ -197,10 +200,11 @@ def run(
                 patch.setattr(handshake, "HELLO_S", SHORT_S)
             if quiet:
                 patch.setattr(handshake, "ATTACH_S", SHORT_S)
-            results += pool.map(
-                lambda life: live(*life, python, folder / f"{life[0].name} {life[1].name}".replace(
-                    " ", "-").replace(",", ""), deaths), turn,
-            )  # fmt: skip
+            jobs = [
+                pool.submit(live, *life, python, folder / f"{len(results)}-{number}", deaths)
+                for number, life in enumerate(turn)
+            ]
+        results += [job.result() for job in jobs]
     RESULTS.setdefault(what, []).extend(results)
     return [words for lived in results for words in lived.wrong()]
 
@@ -283,7 +287,8 @@ def an_outcome(**changes: Any) -> Lived:
     expected = fault.expected(moment)
     assert isinstance(expected, Expected)
     return replace(
-        Lived(fault, moment, replace(expected, error=None), None, 1 << 30, None, 0.0, False), **changes
+        Lived(fault, moment, replace(expected, error=None), None, 1 << 30, None, 0.0, False),
+        **changes,
     )
 
 

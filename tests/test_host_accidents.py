@@ -1,28 +1,26 @@
-"""What the host's surroundings do to it: short of descriptors, of disk, of memory, of /dev/shm, of luck with pids.
+"""What the host's surroundings do to it: short of descriptors, of disk, of memory, of /dev/shm, of luck.
 
-Its own ends (SIGKILL, SIGTERM, sys.exit, an exception, no close, a thread that ended) are in test_lifelines.py,
-^C in test_interrupts.py, forks in test_backend.py.
+Its own ends (SIGKILL, SIGTERM, sys.exit, an exception, no close, a thread that ended) are in
+test_lifelines.py, ^C in test_interrupts.py, forks in test_backend.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from conftest import custom_source
-from hosts import alive, gone_after, host, host_environment, worker_of
+from hosts import alive, gone_after, host, worker_of
 from outboard.backends import (
     CustomBackend,
     FakeBackend,
@@ -236,7 +234,7 @@ def in_a_mount_namespace(folder: Path, commands: str) -> str:
         pytest.skip(f"no mounts of one's own here: {done.stderr.strip()}")
     return script_file(
         folder / "mounted-python",
-        f"#!/bin/sh\nexec unshare -m sh -c '{commands} && exec {sys.executable} \"$@\"' sh \"$@\"\n",
+        f'#!/bin/sh\nexec unshare -m sh -c \'{commands} && exec {sys.executable} "$@"\' sh "$@"\n',
     )
 
 
@@ -373,7 +371,9 @@ def test_a_worker_killed_by_its_memory_cgroup_is_said_to_be(
         f'#!/bin/sh\necho $$ > {small_cgroup}/cgroup.procs && exec {sys.executable} "$@"\n',
     )
     sim = fake(worker_python=python, cfg=FakeCfg(fault="take:200"))
-    with pytest.raises(WorkerDied, match="SIGKILL .*killed by the kernel, memory ran out") as caught:
+    with pytest.raises(
+        WorkerDied, match=r"SIGKILL .*killed by the kernel, memory ran out"
+    ) as caught:
         sim.step(ONES)
     assert small_cgroup.name in str(caught.value)
     assert caught.value.report is not None
@@ -392,7 +392,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("killed", "fault", "words"),
     [
-        (1, "SIGKILL", r"SIGKILL \(signal 9: killed by the kernel, memory ran out: cgroup /cgroup/job"),
+        (
+            1,
+            "SIGKILL",
+            r"SIGKILL \(signal 9: killed by the kernel, memory ran out: cgroup /cgroup/job",
+        ),
         (0, "SIGKILL", r"SIGKILL \(signal 9, by somebody or by the kernel when memory ran out\)"),
         (1, "SIGSEGV", r"SIGSEGV \(signal 11\)"),
         (1, "exit:137", "exit code 137: killed by the kernel, memory ran out"),
@@ -407,13 +411,7 @@ def test_memory_is_named_when_the_kernel_counted_a_kill_and_the_worker_was_kille
     with pytest.raises(WorkerDied) as caught:
         sim.step(ONES)
     assert caught.value.report is not None
-    assert pytest.approx(1) == 1 and _matches(words, caught.value.report.exit)
-
-
-def _matches(words: str, text: str) -> bool:
-    import re
-
-    return re.search(words, text) is not None
+    assert re.search(words, caught.value.report.exit)
 
 
 # -- close() is bounded ----------------------------------------------------------------------------------
@@ -462,13 +460,9 @@ def test_close_of_a_stopped_worker_takes_five_seconds_at_most(fake: Fake, phase:
 def test_a_message_larger_than_the_socket_to_a_stopped_worker_ends_at_the_deadline(
     fake: Fake,
 ) -> None:
-    sim = fake(step_timeout_s=0.5, num_envs=200_000)
+    sim = fake(step_timeout_s=0.5, num_envs=20_000)
     os.kill(sim.report["pid"], signal.SIGSTOP)
     started = time.monotonic()
-    with pytest.raises(WorkerTimeout, match="did not answer within 0.5 s"):
-        sim.set_property("rate", range(200_000), np.ones((200_000, 4)))
+    with pytest.raises(WorkerTimeout, match=r"did not answer within 0\.5 s"):
+        sim.set_property("rate", range(20_000), np.ones((20_000, 4)))
     assert time.monotonic() - started < 3.0
-
-
-def test_the_tools_of_these_tests_are_there() -> None:
-    assert shutil.which("sh") and psutil.Process().pid == os.getpid() and host_environment()

@@ -346,3 +346,16 @@ def test_a_sigchld_handler_of_the_host_takes_nothing_from_us(fake: Fake) -> None
         sim.close()
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_death_is_seen_although_the_wrapper_around_the_worker_lives_on(
+    fake: Fake, tmp_path: Path
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nsleep 60\n')
+    script.chmod(0o755)
+    sim = fake(worker_python=str(script), cfg=FakeCfg(fault="SIGKILL"), step_timeout_s=30.0)
+    started_s = time.monotonic()
+    with pytest.raises(WorkerDied):
+        sim.step()
+    assert time.monotonic() - started_s < 2.0

@@ -1,5 +1,5 @@
-"""Stopped and continued, on either side, and a wall clock that jumps: no false time-out where the peer is alive
-and answers, and a late answer is never taken for the next one."""
+"""Stopped and continued, on either side, and a wall clock that jumps: no false time-out where the peer is
+alive and answers, and a late answer is never taken for the next one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +64,9 @@ def waiting_host(tmp_path: Path) -> Callable[..., Any]:
     """A host that waits for a worker with a deadline of a second; it and the worker's pid."""
 
     @contextlib.contextmanager
-    def start(wait: str, before: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    def start(
+        wait: str, before: str = ""
+    ) -> Generator[tuple[subprocess.Popen[str], int], None, None]:
         methods, call = WAITS[wait]
         begun, simulator = tmp_path / "begun", tmp_path / "slow_simulator.py"
         simulator.write_text(custom_source(methods.format(begin=BEGIN.format(begun=str(begun)))))
@@ -152,7 +154,7 @@ def test_a_worker_stopped_for_longer_is_silent_and_restart_hears_nothing_of_it(
     sim = fake(step_timeout_s=0.5)
     os.kill(sim.report["pid"], signal.SIGSTOP)
     started = time.monotonic()
-    with pytest.raises(WorkerTimeout, match="did not answer within 0.5 s"):
+    with pytest.raises(WorkerTimeout, match=r"did not answer within 0\.5 s"):
         getattr(sim, command)()
     assert 0.5 <= time.monotonic() - started < 1.5
     sim.restart()
@@ -265,7 +267,9 @@ class Jumping:
 
 
 @contextlib.contextmanager
-def bell_on_a_jumping_clock(watched: bool, **jumps: int) -> Iterator[tuple[Doorbell, Any]]:
+def bell_on_a_jumping_clock(
+    watched: bool, **jumps: int
+) -> Generator[tuple[Doorbell, Any], None, None]:
     """The host's side of a bell, with the watcher that a backend has or without."""
     with doorbell.semaphore_pair() as (go, done, _, _):
         cell = memoryview(bytearray(8)).cast("Q")
@@ -273,7 +277,7 @@ def bell_on_a_jumping_clock(watched: bool, **jumps: int) -> Iterator[tuple[Doorb
     pidfd = os.pidfd_open(os.getpid())  # of somebody who lives
     log = SimpleNamespace(keep_small=lambda: None)
     process: Any = SimpleNamespace(pidfd=pidfd, pid=os.getpid(), log=log)
-    watcher = Watcher(process, bell) if watched else None
+    watcher = Watcher(process, bell, os.getpid()) if watched else None
     try:
         yield bell, cell
     finally:

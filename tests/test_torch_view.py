@@ -1,4 +1,7 @@
-"""`sim.torch` over the shared block: tensors that are the numpy views' memory. Over the arena: test_arena_gpu.py."""
+"""`sim.torch` over the shared block: tensors that are the numpy views' memory.
+
+Over the arena: test_arena_gpu.py.
+"""
 
 from __future__ import annotations
 

@@ -115,26 +115,26 @@ class Scene:
         self._progress(stage, 1, 1)
 
     def _sim_params(self) -> Any:
-        gymapi, options, gravity = self.gymapi, self.options, self.contract.gravity
+        gymapi, cfg, gravity = self.gymapi, self.options, self.contract.gravity
         params = gymapi.SimParams()
         params.dt = self.init.dt or self.contract.timestep
-        params.substeps = options.substeps
+        params.substeps = cfg.substeps
         params.up_axis = gymapi.UP_AXIS_Z
         params.gravity = gymapi.Vec3(*gravity)
         params.use_gpu_pipeline = self.gpu
         params.num_client_threads = 0
         params.physx.use_gpu = self.gpu
-        params.physx.solver_type = options.solver_type
-        params.physx.num_position_iterations = options.num_position_iterations
-        params.physx.num_velocity_iterations = options.num_velocity_iterations
-        params.physx.num_threads = options.num_threads
-        params.physx.contact_offset = options.contact_offset
-        params.physx.rest_offset = options.rest_offset
-        params.physx.bounce_threshold_velocity = options.bounce_threshold_velocity
-        params.physx.max_depenetration_velocity = options.max_depenetration_velocity
-        params.physx.max_gpu_contact_pairs = options.max_gpu_contact_pairs
-        params.physx.default_buffer_size_multiplier = options.default_buffer_size_multiplier
-        params.physx.num_subscenes = options.num_subscenes
+        params.physx.solver_type = cfg.solver_type
+        params.physx.num_position_iterations = cfg.num_position_iterations
+        params.physx.num_velocity_iterations = cfg.num_velocity_iterations
+        params.physx.num_threads = cfg.num_threads
+        params.physx.contact_offset = cfg.contact_offset
+        params.physx.rest_offset = cfg.rest_offset
+        params.physx.bounce_threshold_velocity = cfg.bounce_threshold_velocity
+        params.physx.max_depenetration_velocity = cfg.max_depenetration_velocity
+        params.physx.max_gpu_contact_pairs = cfg.max_gpu_contact_pairs
+        params.physx.default_buffer_size_multiplier = cfg.default_buffer_size_multiplier
+        params.physx.num_subscenes = cfg.num_subscenes
         params.physx.contact_collection = gymapi.CC_ALL_SUBSTEPS
         params.physx.always_use_articulations = True
         return params

@@ -9,8 +9,8 @@ import numpy as np
 
 from .kinematics import add, cross, normalised, parts, rotate, turned
 
-# Environments per pass where temporaries are needed: they stay in the core's own cache.
-_CHUNK = 256
+# Rows per pass where temporaries are needed: they stay in the core's own cache.
+_CHUNK = 8192
 
 
 def copy_positions(rows: np.ndarray, pos: np.ndarray) -> None:
@@ -25,9 +25,9 @@ def copy_quats(rows: np.ndarray, quats: np.ndarray) -> None:
 
 def copy_linvels(rows: np.ndarray, com: np.ndarray, vel: np.ndarray) -> None:
     """v(origin) = v(com) - omega x R com; rows (n, bodies, 13), com (bodies, 3) in the body's frame."""
-    arm = parts(com.astype(np.float32))
-    for start in range(0, len(rows), _CHUNK):
-        part, out = rows[start : start + _CHUNK], vel[start : start + _CHUNK]
+    arm, chunk = parts(com.astype(np.float32)), max(1, _CHUNK // len(com))
+    for start in range(0, len(rows), chunk):
+        part, out = rows[start : start + chunk], vel[start : start + chunk]
         turned_arm = turned(parts(part[..., 3:6]), part[..., 6], arm)
         for axis, change in enumerate(cross(parts(part[..., 10:13]), turned_arm)):
             np.subtract(part[..., 7 + axis], change, out=out[..., axis])

@@ -174,7 +174,10 @@ class State:
         targets, bad = self._targets.array, self._bad_ctrl
         bad[:] = False
         if np.isfinite(ctrl).all():
-            targets[:, self._driven] = np.clip(ctrl, self._low, self._high)
+            if isinstance(self._driven, slice):
+                np.clip(ctrl, self._low, self._high, out=targets[:, self._driven])
+            else:
+                targets[:, self._driven] = np.clip(ctrl, self._low, self._high)
             return
         bad[:] = ~np.isfinite(ctrl).all(axis=1)
         kept = targets[bad]

@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any, Callable, List, NoReturn, Optional
+from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 import msgpack
 import numpy as np
@@ -300,7 +300,7 @@ class Worker:
         def unknown(bank: int) -> int:
             raise ProtocolError(f"opcode {request[shm.OPCODE]} is not known")
 
-        table = {
+        table: Dict[Opcode, Callable[[int], int]] = {
             Opcode.STEP_RESET: step_reset,
             Opcode.SET_STATE: set_state,
             Opcode.RESET: reset,
