@@ -83,6 +83,9 @@ def make_home(home: Path, python38: str) -> Path:
     (env / "bin" / "python3.8").symlink_to(Path(base) / "bin" / "python3.8")
     (env / "pyvenv.cfg").write_text(f"home = {base}/bin\ninclude-system-site-packages = false\n")
     (env / "lib" / "python3.8" / "site-packages").symlink_to(site)
+    shared = Path(base) / "lib" / "libpython3.8.so.1.0"
+    if shared.exists():  # found there through the worker's LD_LIBRARY_PATH, as in the real one
+        (env / "lib" / shared.name).symlink_to(shared)
     return home
 
 
