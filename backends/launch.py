@@ -150,11 +150,8 @@ def _open_locked(
         error = _obituary(order, started[0], gone)
         _failed(order, started[0], error)
         raise error from None
-    except (
-        OSError,
-        posix_ipc.Error,
-        CudaError,
-    ) as short:  # of descriptors, memory, room in /dev/shm
+    # Short of descriptors, of memory, of room in /dev/shm.
+    except (OSError, posix_ipc.Error, CudaError) as short:
         error = WorkerLaunchError(f"this process cannot get what a worker needs: {short}")
         for worker in started:
             _failed(order, worker, error)

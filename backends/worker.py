@@ -116,9 +116,8 @@ class Worker:
                 message = self.talk.channel.receive(deadline)
                 if isinstance(message, Error):
                     return raised(message)
-                if (
-                    self.data is None
-                ):  # later on, the bell does not tell the table what is under way
+                # Later on, the bell does not tell the table what is under way.
+                if self.data is None:
                     self.talk.state.received(type(message).__name__)
         except ProtocolError as error:
             return error

@@ -9,6 +9,7 @@ end of the input counts as the peer's end). Memory and time are bounded, and bot
 from __future__ import annotations
 
 import argparse
+import array
 import contextlib
 import os
 import random
@@ -18,8 +19,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 TESTS = Path(__file__).resolve().parent
 GOLDEN = TESTS / "golden"
@@ -28,12 +30,12 @@ if __name__ == "__main__":  # pytest has these from pyproject.toml
 
 from outboard.backends import handshake  # noqa: E402
 from outboard.backends.traits import Traits  # noqa: E402
-from outboard.ipc import codec, shm  # noqa: E402
-from outboard.ipc.channel import Channel  # noqa: E402
+from outboard.ipc import codec, doorbell, shm  # noqa: E402
+from outboard.ipc.channel import Channel, frame  # noqa: E402
 from outboard.ipc.deadline import Deadline  # noqa: E402
-from outboard.ipc.errors import DeadlinePassed, OutboardError, PeerGone, ProtocolError  # noqa: E402
+from outboard.ipc.errors import DeadlinePassed, OutboardError, PeerGone, ProtocolError, UsageError  # noqa: E402
 from outboard.ipc.layout import Layout, Sizes  # noqa: E402
-from outboard.ipc.messages import Attach, Hello, Init  # noqa: E402
+from outboard.ipc.messages import Hello, Init, InitReply, Progress  # noqa: E402
 from outboard.workers.fake_worker import FakeSimulator  # noqa: E402
 from outboard.workers.serve import Worker  # noqa: E402
 from samples import SAMPLES  # noqa: E402
@@ -95,12 +97,14 @@ def read_codec(chance: random.Random) -> None:
 
 
 @contextlib.contextmanager
-def _fed(data: bytes) -> Generator[Channel, None, None]:
-    """A channel whose peer sent `data` and left."""
+def fed(data: bytes, *fds: int) -> Generator[Channel, None, None]:
+    """A channel whose peer sent `data`, with copies of `fds`, and left."""
     here, there = socket.socketpair()
     there.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        there.send(data)
+    rights = array.array("i", fds).tobytes()
+    if data:
+        with contextlib.suppress(BlockingIOError):
+            there.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else [])
     there.shutdown(socket.SHUT_WR)
     channel = Channel(here)
     try:
@@ -110,9 +114,9 @@ def _fed(data: bytes) -> Generator[Channel, None, None]:
         there.close()
 
 
-def _stream(chance: random.Random, names: tuple[str, ...]) -> bytes:
+def _stream(chance: random.Random, honest: list[bytes]) -> bytes:
     """An honest conversation with one part changed."""
-    parts = [FRAMES[name] for name in names]
+    parts = list(honest)
     at = chance.randrange(len(parts))
     part = mutated(chance, parts[at])
     parts[at] = repaired(part) if parts[at] is not PREAMBLE and chance.random() < 0.8 else part
@@ -124,37 +128,52 @@ def _stream(chance: random.Random, names: tuple[str, ...]) -> bytes:
 def read_channel(chance: random.Random) -> None:
     frames = [chance.choice(MESSAGES) for _ in range(3)]
     frames[chance.randrange(3)] = mutated(chance, frames[0])
-    with _fed(b"".join(frames)) as channel, contextlib.suppress(ProtocolError, PeerGone):
+    with fed(b"".join(frames)) as channel, contextlib.suppress(ProtocolError, PeerGone):
         while True:
             channel.receive(Deadline(5.0))
 
 
-INIT = SAMPLES["init"]
-ATTACH = SAMPLES["attach"]
-assert isinstance(INIT, Init) and isinstance(ATTACH, Attach)
-SAID = {type(message).__name__: message for message in SAMPLES.values()}
+# A conversation that ends well, from the samples.
+HELLO, REPLY = SAMPLES["hello"], SAMPLES["init_reply"]
+assert isinstance(HELLO, Hello) and isinstance(REPLY, InitReply)
+SIZES = REPLY.model.sizes
+PLAIN = Layout(SIZES, ("qpos",))
+INIT: Init = replace(
+    SAMPLES["init"], num_envs=SIZES.num_envs, publish=PLAIN.publish, transport="block"
+)  # type: ignore[assignment]
+READY = replace(SAMPLES["ready"], nonce=INIT.nonce, fingerprint=PLAIN.fingerprint, arena="")
+ATTACH = replace(
+    SAMPLES["attach"], nonce=INIT.nonce, sizes=SIZES, publish=PLAIN.publish, banks=1,
+    total_bytes=PLAIN.total_bytes, fingerprint=PLAIN.fingerprint, arena=None,
+)  # fmt: skip
+BY_WORKER = [PREAMBLE, *map(frame, (HELLO, Progress("", 1, 2), REPLY, READY))]
+BY_HOST = [*map(frame, (INIT, ATTACH))]
 
 
 def host_reads(chance: random.Random) -> None:
-    """HELLO to the reply of INIT, and on to READY: what a host makes of a worker's bytes."""
-    hello = SAID["Hello"]
-    assert isinstance(hello, Hello) and isinstance(INIT, Init)
-    names = ("preamble", "hello", "progress", "init_reply", "ready", "error", "bye")
-    with _fed(_stream(chance, names)) as channel:
+    hosts_end(_stream(chance, BY_WORKER))
+
+
+def hosts_end(data: bytes) -> bool:
+    """What a host makes of a worker's bytes, from HELLO to READY; whether it came there."""
+    with fed(data) as channel:
         talk = handshake.Talk(channel)
         try:
-            handshake.hear_hello(talk, hello.mask or "", hello.source)
+            handshake.hear_hello(talk, HELLO.mask, HELLO.source)  # type: ignore[arg-type]
             reply = handshake.initialise(talk, INIT, Traits(), lambda progress: None)
             handshake.check_facts(INIT, reply)
             layout = Layout(reply.model.sizes, INIT.publish, 1)
-            if layout.total_bytes < 1 << 22:  # the host asks its memory first; here nobody does
-                data = handshake.attach(talk, INIT, layout, None)
-                data.bell.close()
-                data.block.close_fd()
+            if layout.total_bytes > 1 << 22:  # the host asks its memory first; here nobody does
+                return False
+            data_plane = handshake.attach(talk, INIT, layout, None)
         except PeerGone:
-            pass
+            return False
         except OutboardError as error:
             require(isinstance(error, ProtocolError) or _declared(error), error)
+            return False
+        data_plane.bell.close()
+        data_plane.block.close_fd()
+        return True
 
 
 def _declared(error: OutboardError) -> bool:
@@ -165,48 +184,63 @@ def _declared(error: OutboardError) -> bool:
 
 
 class Listener(Worker):
-    """A worker's side of the handshake, up to what a simulator would do."""
+    """A worker's side of the handshake, without what a simulator would do."""
 
     def build(self, init: Init) -> Init:
-        reply = SAID["InitReply"]
-        self.send(reply)
+        self.send(REPLY)
         return init
 
 
+class Mapped(Exception):
+    """The block was mapped and checked; what follows is the simulator's."""
+
+
+def _mapped(go_name: str, done_name: str) -> NoReturn:
+    raise Mapped
+
+
 def worker_reads(chance: random.Random) -> None:
-    """INIT and ATTACH: what a worker makes of a host's bytes. ATTACH without descriptors ends there."""
-    with _fed(_stream(chance, ("init", "attach", "where", "render", "close"))) as channel:
-        worker = Listener(channel, "fake")
-        worker.simulator = FakeSimulator()
-        worker.talk.sent("Hello")
-        with contextlib.suppress(PeerGone, DeadlinePassed, ProtocolError):
-            try:
+    workers_end(_stream(chance, BY_HOST))
+
+
+def workers_end(data: bytes) -> bool:
+    """What a worker makes of a host's bytes, INIT and ATTACH; whether it mapped the block."""
+    if not _blocks:
+        _blocks.append(shm.create(PLAIN, INIT.nonce))
+    honest, doorbell.open_semaphores = doorbell.open_semaphores, _mapped
+    try:
+        with fed(data, _blocks[0].fd) as channel:
+            worker = Listener(channel, "fake")
+            worker.simulator = FakeSimulator()
+            worker.talk.sent("Hello")
+            with contextlib.suppress(PeerGone, DeadlinePassed, ProtocolError):
                 worker.attach(worker.build(worker.expect(Init)))
-            except Exception as error:
-                if type(error).__name__ != "_Closed":
-                    raise
+    except Mapped:
+        return True
+    except UsageError as error:  # of the layout: it names a field that there is not
+        require("publish" in error.message, error)
+    except Exception as error:  # noqa: BLE001 - named, or raised again
+        require(type(error).__name__ == "_Closed", repr(error))
+    finally:
+        doorbell.open_semaphores = honest
+    return False
 
 
 LAYOUT = Layout(Sizes(num_envs=3, nq=5, nv=4, nu=2, nbody=2), ("qpos", "qvel"))
 NONCE = bytes(16)
 
 
-@dataclass
-class _Header:
-    host: shm.Block
-    fresh: bytes
-
-
-_header: list[_Header] = []
+_blocks: list[shm.Block] = []  # of a worker, of read_header: made once for a campaign
 
 
 def read_header(chance: random.Random) -> None:
     """Random bytes in the block's first page, as a worker that attaches finds them, and as a host reads the
     words of a reply."""
-    if not _header:
-        block = shm.create(LAYOUT, NONCE)
-        _header.append(_Header(block, os.pread(block.fd, shm.HEADER_BYTES, 0)))
-    block, fresh = _header[0].host, _header[0].fresh
+    if not _blocks:
+        _blocks.append(shm.create(LAYOUT, NONCE))
+    block = _blocks[0]
+    block.restamp(NONCE)
+    fresh = os.pread(block.fd, shm.HEADER_BYTES, 0)
     page = bytearray(fresh)
     for _ in range(chance.choice((1, 2, 8, 64))):
         at = chance.choice((chance.randrange(72), chance.randrange(len(page))))
@@ -282,9 +316,9 @@ def campaign(target: str, inputs: int, seed: int = 0, within_s: float = float("i
             ) from error
         done.slowest_s = max(done.slowest_s, time.thread_time() - one)
         done.inputs += 1
-    for header in _header:
-        header.host.close_fd()
-    _header.clear()
+    for block in _blocks:
+        block.close_fd()
+    _blocks.clear()
     done.seconds = time.monotonic() - started
     done.growth_bytes = peak_bytes() - before
     return done

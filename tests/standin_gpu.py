@@ -44,7 +44,9 @@ package.__path__ = [{str(ROOT / "backends")!r}]
 sys.modules[package.__name__] = package
 """
 
-WORKER_PYTHON = ROOT / ".venv-worker38" / "bin" / "python"
+WORKER_PYTHON = Path(
+    os.environ.get("OUTBOARD_PYTHON38") or ROOT / ".venv-worker38" / "bin" / "python"
+)
 
 
 @functools.cache

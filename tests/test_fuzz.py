@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import struct
+import time
 from collections.abc import Callable
 
 import msgpack
@@ -46,6 +47,15 @@ def test_changed_bytes_are_a_message_or_a_protocol_error(
     done = fuzz.campaign(target, 1_000_000, seed, within_s=budget_s / len(fuzz.TARGETS))
     assert done.inputs > 20
     assert fuzz.bounded(done)
+
+
+def test_the_unchanged_conversation_comes_to_its_end_on_both_sides() -> None:
+    """So a change of it is read as deep as it can be."""
+    assert fuzz.hosts_end(b"".join(fuzz.BY_WORKER))
+    assert fuzz.workers_end(b"".join(fuzz.BY_HOST))
+    for block in fuzz._blocks:  # pyright: ignore[reportPrivateUsage]
+        block.close_fd()
+    fuzz._blocks.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_another_exception_would_be_found_and_its_input_named(
@@ -168,8 +178,10 @@ def test_a_word_of_the_request_line_that_the_worker_wrote_over_is_no_index(
         step_timeout_s=0.3,
     )
     try:
-        sim.step(np.zeros((3, 4), np.float32))
-        sim.step(np.zeros((3, 4), np.float32))
+        for _ in range(2):
+            sim.step_async(np.zeros((3, 4), np.float32))
+            time.sleep(0.05)  # so that the host reads what the worker wrote
+            sim.step_wait()
         assert word != shm.SEQUENCE
     except OutboardError as error:
         assert word == shm.SEQUENCE

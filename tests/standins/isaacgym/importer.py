@@ -1,8 +1,8 @@
 """The stand-in's MJCF importer: it loses what the original is known, or suspected, to lose.
 
-Friction, frictionloss, armature and the axes of inertia are dropped, a joint limit counts only where the joint itself
-says limited="true", the root's pose is zero, ranges of default classes are taken as radians whatever the file
-says, and everything beside bodies, joints and shapes is ignored.
+Friction, frictionloss, armature and the axes of inertia are dropped, a joint limit counts only where the
+joint itself says limited="true", the root's pose is zero, ranges of default classes are taken as radians
+whatever the file says, and everything beside bodies, joints and shapes is ignored.
 """
 
 import copy
@@ -37,7 +37,9 @@ class Asset:
         self.masses = model.body_mass[1:].copy()
         self.coms = model.body_ipos[1:].copy()
         self.inertias = np.array([np.diag(row) for row in model.body_inertia[1:]])
-        self.frictions: List[float] = [1.0] * model.ngeom  # the engine's default, whatever was written
+        self.frictions: List[float] = [
+            1.0
+        ] * model.ngeom  # the engine's default, whatever was written
         dofs = np.zeros(len(self.dof_names), DOF_DTYPE)
         dofs["lower"], dofs["upper"] = -3.4e38, 3.4e38
         for dof, joint in enumerate(joints):
