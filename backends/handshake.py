@@ -122,7 +122,8 @@ def hear_hello(talk: Talk, mask: str, source: str) -> Hello:
         raise WorkerTimeout(
             f"the worker's interpreter said nothing for {HELLO_S:.0f} s after it was started"
         ) from None
-    if os.path.realpath(hello.source) != os.path.realpath(source):
+    # No path holds a zero byte, and asking for one is a ValueError.
+    if "\0" in hello.source or os.path.realpath(hello.source) != os.path.realpath(source):
         raise ProtocolError(f"the worker runs {hello.source}, this host {source}")
     if hello.mask != mask:
         raise DeviceMismatchError(

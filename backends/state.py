@@ -84,7 +84,11 @@ class Timings(NamedTuple):
 
     def since(self, earlier: Timings) -> Timings:
         """The part after an earlier reading."""
-        return Timings(*(now - then for now, then in zip(self, earlier, strict=True)))
+        return Timings(
+            self.commands - earlier.commands,
+            self.wall_s - earlier.wall_s,
+            self.sim_s - earlier.sim_s,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,3 +75,11 @@ def gone_after(pid: int, limit_s: float = 5.0) -> float:
             raise AssertionError(f"process {pid} was still there after {limit_s} s")
         time.sleep(0.002)
     return time.monotonic() - started
+
+
+def said_by(script: str, python: str = sys.executable, timeout_s: float = 50.0) -> list[str]:
+    """The lines that a host prints; it must end well."""
+    with host(script, python) as process:
+        said, errors = process.communicate(timeout=timeout_s)
+        assert process.returncode == 0, errors
+        return said.splitlines()

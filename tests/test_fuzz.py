@@ -12,6 +12,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -56,6 +57,12 @@ def test_the_unchanged_conversation_comes_to_its_end_on_both_sides() -> None:
     for block in fuzz._blocks:  # pyright: ignore[reportPrivateUsage]
         block.close_fd()
     fuzz._blocks.clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_source_that_is_no_path_is_a_protocol_error() -> None:
+    """Found by the million inputs: a zero byte in a path is a ValueError of Python's."""
+    hello = replace(fuzz.HELLO, source="/ip\0c")
+    assert not fuzz.hosts_end(fuzz.PREAMBLE + fuzz.frame(hello))
 
 
 def test_another_exception_would_be_found_and_its_input_named(
