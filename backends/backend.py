@@ -1,7 +1,7 @@
 """Backend: one simulator in its own interpreter, driven from training code.
 
-This file opens it, says what is known of it, and ends it. The commands (step, reset, ...) are in `commands.py`,
-the way from spawn to READY in `launch.py`.
+This file opens it, says what is known of it, and ends it. The commands (step, reset, ...) are in
+`commands.py`, the way from spawn to READY in `launch.py`.
 """
 
 from __future__ import annotations

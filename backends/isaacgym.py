@@ -126,7 +126,12 @@ class IsaacGymBackend(Backend):
     # UUID tokens are read by the CUDA driver, and nothing else in this worker reads the mask: no torch.
     # Creating thousands of environments is a loop in Python that reports progress.
     traits: ClassVar[Traits] = Traits(
-        init_s=180.0, init_hard_s=3600.0, close_s=10.0, gpu=True, cpu=True, setup="isaacgym"
+        packages=("isaacgym",),
+        init_s=180.0,
+        init_hard_s=3600.0,
+        close_s=10.0,
+        gpu=True,
+        setup="isaacgym",
     )
 
     @classmethod

@@ -210,7 +210,10 @@ class Worker:
         try:
             if attach.nonce != init.nonce:
                 raise ProtocolError("ATTACH carries another nonce than INIT")
-            layout = Layout(attach.sizes, attach.publish, attach.banks)
+            try:
+                layout = Layout(attach.sizes, attach.publish, attach.banks)
+            except UsageError as error:  # nobody here called anything: it came over the wire
+                raise ProtocolError(f"ATTACH asks for no layout: {error.message}") from None
             if layout.fingerprint != attach.fingerprint:
                 raise ProtocolError("the layout's fingerprint is not the host's")
             block = shm.attach(fd, layout, attach.nonce)
