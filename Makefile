@@ -18,7 +18,8 @@ BIN := .venv/bin
 PYTEST := -m pytest -q $(ARGS)
 # Everything that needs no long set-up and no simulator but `fake`.
 FAST := $(wildcard $(addprefix tests/test_,codec.py layout.py states.py messages.py channel.py \
-	device.py errors.py doorbell.py shm.py backend.py visibility.py rank_plan.py cli.py))
+	device_identity.py deadline.py golden.py doorbell.py shm.py backend.py visibility.py rank_plan.py \
+	verdict.py imports.py cli.py))
 
 demo:
 	@.ci/setup demo

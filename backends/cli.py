@@ -15,9 +15,11 @@ from . import (
     conformance,
     doctor,
     examination,
+    isaacgym_probes,
     plan_report,
     registry,
     run_job,
+    setup_isaacgym,
     setup_worker,
     terminal,
 )
@@ -85,8 +87,12 @@ def plan(as_json: bool, assume_gpus: str | None) -> int:
 @cli.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the screen.")
 @_WORKER_PYTHON
-def doctor_(as_json: bool, worker_python: str | None) -> int:
+@click.option("--probe", type=click.Choice(("isaacgym",)), default=None,
+              help="Ask a real installation what nobody knows yet of this simulator.")  # fmt: skip
+def doctor_(as_json: bool, worker_python: str | None, probe: str | None) -> int:
     """Say on one screen what this machine has, and what would stop a run."""
+    if probe is not None:
+        return isaacgym_probes.run(as_json, worker_python)
     return doctor.run(as_json, worker_python)
 
 
@@ -135,6 +141,21 @@ def setup_worker_(python: str, dry_run: bool) -> int:
     The packages go into a folder of ours; that Python's own environment is not written to.
     """
     return setup_worker.run(python, dry_run)
+
+
+@setup.command("isaacgym")
+@click.option("--home", metavar="DIR", default="", help="[default: where discovery looks]")
+@click.option("--tarball", metavar="FILE", default="", help="Preview 4, downloaded before.")
+@click.option("--python", metavar="PATH", default="", help="A Python 3.8 to use in place of conda.")
+@click.option("--with-gymtorch", is_flag=True, help="Install torch and ninja too (3 GB).")
+@click.option("--accept-conda-terms", is_flag=True, help="Accept Anaconda's terms of service.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+def setup_isaacgym_(**options: Any) -> int:
+    """Install Isaac Gym Preview 4, or complete an installation that is there.
+
+    Can be run again at any time: what is done already is skipped.
+    """
+    return setup_isaacgym.run(setup_isaacgym.Request(**options))
 
 
 def _list(name: str, text: str) -> tuple[str, ...]:

@@ -38,6 +38,9 @@ def _as_dict(facts: Examination) -> dict[str, object]:
 def show(facts: Examination, console: Console) -> None:
     console.print(_machine(facts))
     console.print(_simulators(facts))
+    for one in facts.simulators:
+        for line in one.why:
+            console.print(f"{one.name}  {escape(line)}", soft_wrap=True, style="dim")
     if facts.gpus.driver or facts.gpus.nvml:
         console.print(_gpus(facts.gpus))
     for problem in facts.problems:

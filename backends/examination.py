@@ -15,14 +15,24 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
 from ..ipc import doorbell
-from ..ipc.errors import DevicePlanError
-from . import interpreters, logs, memory, registry, visibility, witness
+from ..ipc.errors import DevicePlanError, WorkerLaunchError
+from . import (
+    interpreters,
+    isaacgym_check,
+    isaacgym_home,
+    logs,
+    memory,
+    registry,
+    visibility,
+    witness,
+)
 from .inventory import HostGpu
+from .isaacgym import IsaacGymBackend
 
 # The import of torch from a cold disk.
 _TORCH_S = 120.0
@@ -58,6 +68,8 @@ class SimulatorFacts:
     missing: dict[str, str]
     problem: str
     install: str  # the line that helps, "" when nothing is missing
+    why: tuple[str, ...] = ()  # which variable led to its parts
+    too_new: tuple[str, ...] = ()  # GPUs on which it is reported to crash
 
     @property
     def ready(self) -> bool:
@@ -115,7 +127,10 @@ class Examination:
 
 
 def simulator_facts(name: str, worker_python: str | None) -> SimulatorFacts:
-    traits = registry.find(name).traits
+    backend = registry.find(name)
+    if issubclass(backend, IsaacGymBackend):
+        return isaacgym_facts(name, worker_python)
+    traits = backend.traits
     python = interpreters.locate(worker_python)
     seen = interpreters.inspect(python, interpreters.WORKER_PACKAGES + traits.packages)
     ours = [package for package in seen.missing if package in interpreters.WORKER_PACKAGES]
@@ -131,6 +146,26 @@ def simulator_facts(name: str, worker_python: str | None) -> SimulatorFacts:
         install = f"{python} -m pip install {' '.join(seen.missing)}"
     answered = ".".join(map(str, seen.version))
     return SimulatorFacts(name, python, answered, seen.found, seen.missing, problem, install)
+
+
+def isaacgym_facts(name: str, worker_python: str | None) -> SimulatorFacts:
+    """Where it is by the discovery table, and whether it imports there as a worker imports it."""
+    setup = "outboard setup isaacgym"
+    try:
+        found = isaacgym_home.find(os.environ, worker_python)
+    except WorkerLaunchError:
+        return SimulatorFacts(name, "", "", {}, {}, "is not installed", setup)
+    seen = isaacgym_check.check(found, os.environ)
+    if seen.failed:
+        problem = f"cannot import isaacgym: {isaacgym_check.with_help(seen.failed)}"
+        return SimulatorFacts(name, found.python, seen.version, {}, {}, problem, setup, found.why)
+    has = {"gymapi": "Preview 4", "numpy": seen.numpy, "GLIBCXX": seen.glibcxx}
+    ours = interpreters.inspect(found.python).missing
+    return SimulatorFacts(
+        name, found.python, seen.version, has, ours,
+        isaacgym_check.with_help(seen.warning) if seen.warning else "",
+        interpreters.setup_line(found.python) if ours else "", found.why,
+    )  # fmt: skip
 
 
 def gpu_facts() -> GpuFacts:
@@ -231,6 +266,14 @@ def _logs() -> tuple[str, int, int]:
     return str(folder), len(sizes), sum(sizes)
 
 
+def _with_gpus(one: SimulatorFacts, gpus: GpuFacts) -> SimulatorFacts:
+    """Those GPUs beside the installation that it is too old for."""
+    if not (one.python and issubclass(registry.find(one.name), IsaacGymBackend)):
+        return one
+    names = [gpu.name for gpu in gpus.driver] + [name for _, name in gpus.nvml]
+    return replace(one, too_new=isaacgym_check.too_new(names))
+
+
 def examine(worker_python: str | None = None) -> Examination:
     """Everything at once: the slow ones are children, so threads are enough."""
     semaphores = len(list(Path("/dev/shm").glob("sem.outboard-*")))
@@ -247,7 +290,7 @@ def examine(worker_python: str | None = None) -> Examination:
                 name: version(name)
                 for name in ("outboard", "numpy", "msgpack", "posix_ipc", "nvidia-ml-py")
             },
-            simulators=tuple(one.result() for one in asked),
+            simulators=tuple(_with_gpus(one.result(), gpus.result()) for one in asked),
             gpus=gpus.result(),
             shm_bytes=shm_bytes,
             shm_free_bytes=shm_free,
@@ -312,8 +355,14 @@ def _simulator_problems(facts: Examination) -> Iterator[Problem]:
     for one in facts.simulators:
         if not one.ready:
             why = one.problem or f"lacks {', '.join(one.missing)}"
+            where = f"{one.name}: {one.python}" if one.python else one.name
+            yield Problem(one.name == registry.EMBEDDED, f"{where} {why}", one.install)
+        if one.too_new:
+            names = ", ".join(one.too_new)
             yield Problem(
-                one.name == registry.EMBEDDED, f"{one.name}: {one.python} {why}", one.install
+                False,
+                f"{one.name} is reported to crash in create_sim on GPUs newer than it, and here is {names}",
+                'an older GPU, or device="cpu"',
             )
 
 

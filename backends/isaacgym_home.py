@@ -7,6 +7,7 @@ Variables of UniSim and UniLab are read too, so an installation made by their sc
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from ..ipc.errors import WorkerLaunchError
 
 HOME, PYTHON, LIBRARIES = "home", "interpreter", "libraries"
 
-_DEFAULT_HOME = "~/.cache/unisim/isaacgym"  # documented by UniSim, filled by its set-up script
-_PACKAGE = "isaacgym/python"
-_INTERPRETER = "miniconda3/envs/hsgym/bin/python3.8"
+DEFAULT_HOME = "~/.cache/unisim/isaacgym"  # documented by UniSim, filled by its set-up script
+PACKAGE = "isaacgym/python"
+INTERPRETER = "miniconda3/envs/hsgym/bin/python3.8"
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,12 @@ def find(env: Mapping[str, str], python: str | None = None) -> Installation:
     given = [(row, os.path.expanduser(env[row.variable])) for row in TABLE if env.get(row.variable)]
     why: list[str] = []
     homes = [(row.variable, value) for row, value in given if row.names == HOME]
-    homes.append(("the default", os.path.expanduser(_DEFAULT_HOME)))
+    homes.append(("the default", os.path.expanduser(DEFAULT_HOME)))
     by, home = homes[0]
-    package_root = os.path.join(home, _PACKAGE)
+    package_root = os.path.join(home, PACKAGE)
     interpreter = _first(given, python, why)
     if not interpreter:
-        interpreter = os.path.join(home, _INTERPRETER)
+        interpreter = os.path.join(home, INTERPRETER)
         why.append(f"interpreter: {interpreter} ({by})")
     if not os.access(interpreter, os.X_OK):
         raise WorkerLaunchError(_not_found(interpreter, why[-1]))
@@ -92,7 +93,7 @@ def find(env: Mapping[str, str], python: str | None = None) -> Installation:
         why.append(f"package: {package_root} ({by})")
     else:
         package_root = ""
-        why.append(f"package: the interpreter's own ({home} has no {_PACKAGE})")
+        why.append(f"package: the interpreter's own ({home} has no {PACKAGE})")
     libraries = _libraries(given, interpreter, why)
     used = {row.variable: row for row, _ in given}
     notices = tuple(row.notice for name, row in used.items() if row.notice and name == by)
@@ -103,16 +104,21 @@ def _first(given: list[tuple[Row, str]], python: str | None, why: list[str]) -> 
     """The interpreter, when the caller or a row names one before any home does; else ""."""
     if python:
         why.append(f"interpreter: {python} (worker_python=)")
-        return os.path.abspath(python)
+        return _path(python)
     for row, value in given:
         if row.names == PYTHON:
             why.append(f"interpreter: {value} ({row.variable})")
-            return os.path.abspath(value)
+            return _path(value)
         # Outboard's own home is whole: the names of others that follow do not mix into it. A home of
         # theirs is completed by their own variables, which stand before it.
         if row.names == HOME:
             return ""
     return ""
+
+
+def _path(python: str) -> str:
+    """Of an interpreter that is given by path or by a name in PATH; the link is kept, not followed."""
+    return os.path.abspath(shutil.which(python) or python)
 
 
 def _libraries(given: list[tuple[Row, str]], interpreter: str, why: list[str]) -> tuple[str, ...]:
@@ -131,6 +137,6 @@ def _not_found(interpreter: str, why: str) -> str:
     names = ", ".join(row.variable for row in TABLE)
     return (
         f"there is no Isaac Gym interpreter at {interpreter} ({why.rpartition('(')[2].rstrip(')')}). Set "
-        f"OUTBOARD_ISAACGYM_HOME to the folder with {_PACKAGE} and {_INTERPRETER}, or run: outboard setup "
-        f"isaacgym. Looked at, in this order: {names}, {_DEFAULT_HOME}"
+        f"OUTBOARD_ISAACGYM_HOME to the folder with {PACKAGE} and {INTERPRETER}, or run: outboard setup "
+        f"isaacgym. Looked at, in this order: {names}, {DEFAULT_HOME}"
     )

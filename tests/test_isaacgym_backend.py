@@ -104,6 +104,15 @@ def test_interpreter_and_libraries_complete_the_homes_after_them(tmp_path: Path)
     assert table.find(env, python=theirs).python == theirs
 
 
+def test_the_callers_interpreter_may_be_a_name_in_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = Path(folders(tmp_path, "one")["one"]) / "miniconda3/envs/hsgym/bin/python3.8"
+    monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
+    found = table.find({}, python="python3.8")
+    assert found.python == str(python) and found.libraries == (str(python.parent.parent / "lib"),)
+
+
 def test_a_home_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerLaunchError, match=r"no Isaac Gym interpreter at /none/.*UNISIM_ISAACGYM_HOME"
