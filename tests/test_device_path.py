@@ -125,14 +125,14 @@ with custom(file, traits=Traits(gpu=True, uuid_tokens=False)) as sim:
         ("local:cuda:1", "the worker calls its device cuda:1 where cuda:0 was planned"),
         ("cpu", "planned {u1} but the state lies on cpu"),
         ("none", "must see the planned GPU and no other, but it sees none"),
-        ("more:{u0}", "must see the planned GPU and no other, but it sees {u0}, {u1}"),
+        ("more:{u0}", "must see the planned GPU and no other, but it sees {both}"),
     ],
     ids=["uuid", "ordinal", "cpu", "nothing", "second"],
 )
 def test_a_lie_is_a_mismatch_with_plan_report_and_masks_and_the_worker_is_killed(
     gpus: Host, lie: str, words: str, worker_python: str
 ) -> None:
-    names = {"u0": gpus.u0, "u1": gpus.u1}
+    names = {"u0": gpus.u0, "u1": gpus.u1, "both": ", ".join(sorted((gpus.u0, gpus.u1)))}
     code = "fake(lie=lie, worker_python=python)"
     outcome = gpus.run(code, lie=lie.format(**names), python=worker_python)
     assert outcome.error == "DeviceMismatchError"

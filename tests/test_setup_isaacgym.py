@@ -319,7 +319,8 @@ def test_with_the_terms_accepted_conda_makes_hsgym_by_the_manuals_commands(
     ran: list[tuple[str, ...]] = []
 
     def download(url: str, target: Path) -> str:
-        return target.write_text(url) and ""
+        target.write_text(url)
+        return ""
 
     monkeypatch.setattr(setup_isaacgym, "command", lambda *words: ran.append(words))  # type: ignore[misc]
     monkeypatch.setattr(setup_isaacgym, "download", download)
