@@ -183,7 +183,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("line", ["see /home/me/x", "'/work/main'", 'open("/root/.cache")'])
+@pytest.mark.parametrize("line", ["see /home/me/x", "'/work/x'", 'open("/root/.cache")'])
 def test_a_path_of_one_machine_is_seen(line: str) -> None:
     assert machine_paths(line) == [line]
 
