@@ -39,6 +39,7 @@ soak:
 	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 check:
+	@.ci/setup test
 	@.ci/setup check
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/ruff check --quiet

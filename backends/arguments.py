@@ -105,7 +105,7 @@ def order(
     if not (traits.cpu if plan.device.kind == CPU else traits.gpu):
         other = "a GPU" if plan.device.kind == CPU else 'device="cpu"'
         raise UsageError(f"{simulator} cannot run on {plan}; give it {other}")
-    check_against_launcher(plan)
+    plan = check_against_launcher(plan)
     if transport not in TRANSPORTS:
         raise UsageError(f"transport={transport!r} must be 'auto', 'block' or 'cuda'")
     if transport == "cuda" and plan.device.kind == CPU:

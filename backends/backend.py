@@ -171,6 +171,8 @@ class Backend(Commands):
             self._tensors.restarted()
         self._histories = [History() for _ in range(OPCODES + 1)]  # index = opcode
         self._wall_ns = self._rang_ns = 0
+        if hasattr(self, "_finalizer"):
+            self._finalizer.detach()
         self._finalizer = weakref.finalize(self, launch.abandon, opened)
         self._finalizer.atexit = False  # at the end of the process it is closed, not abandoned
         launch.remember(self)
@@ -262,7 +264,7 @@ class Backend(Commands):
         tell(logging.INFO, "RESTART", self._worker.process, self._phase)
         self._phase, self._cause = Phase.FAILED, None
         self._worker.end(0.0, keep_log=False)
-        self._finalizer.detach()
+        self._hold_only_the_lock()
         try:
             launch.open_worker(self._order, self._opened, self._adopt)
         except OutboardError as error:

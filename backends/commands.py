@@ -256,6 +256,7 @@ class Commands:
         reply: WhereReply = self._mail(Where(), WhereReply)
         try:
             self._opened = launch.judged_again(self._order, self._opened, reply.device)
+            launch.require_verified(self._order, self._opened)
         except OutboardError as error:
             self._fail(error)
         return self.device
@@ -371,12 +372,18 @@ class Commands:
         error.report = launch.error_report(self._order, self._worker, Phase.BUSY.value)
         self._cause = copy.copy(error)  # without the traceback, whose frames hold the block
         launch.failed(self._worker, Phase.BUSY.value, error)
-        self._finalizer.detach()
         self._worker.end(0.0, keep_log=True)
+        self._hold_only_the_lock()
         try:
             raise error from None
         finally:
             del error  # else this frame and its own traceback would keep each other, and the block
+
+    def _hold_only_the_lock(self) -> None:
+        """The worker is gone and the GPU is still ours: for restart(), until close() or collection."""
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, launch.released, self._opened)
+        self._finalizer.atexit = False
 
     def _note_flagged(self, flags: NDArray[np.uint8], when: str = "") -> None:
         flagged = np.flatnonzero(flags)

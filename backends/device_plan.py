@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ipc.device import CPU, DeviceId, PlannedDevice, VisibleGpu
 from ..ipc.errors import DevicePlanError, UsageError
@@ -95,20 +95,32 @@ def resolve_device(
 
 def check_against_launcher(
     plan: DevicePlan, env: Env | None = None, inventory: Inventory | None = None
-) -> None:
-    """Refuse a device that a caller named under a launcher of several ranks, unless it is the GPU
-    that the launcher means for this rank: eight ranks that all say "cuda:0" are the original defect.
+) -> DevicePlan:
+    """`plan` with this process's rank; or a refusal, of a device that a caller named under a launcher
+    of several ranks, unless it is the GPU that the launcher means for this rank: eight ranks that all
+    say "cuda:0" are the original defect.
 
     A plan made by a RankPlan passes: whoever wrote `RankPlan.explicit` said so on purpose.
     Raises DevicePlanError.
     """
-    if plan.device.kind == CPU or plan.source:
-        return
+    if plan.source:
+        return plan
     from .rank_plan import RankPlan
 
-    ranks = launched_ranks(env)
-    if ranks.world_size <= 1:
-        return
+    try:
+        ranks = launched_ranks(env)
+    except DevicePlanError:
+        if plan.device.kind == CPU:  # the rank is for logs only: a CPU is no question of ranks
+            return plan
+        raise
+    ranked = replace(
+        plan,
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        world_size=ranks.world_size,
+    )
+    if plan.device.kind == CPU or ranks.world_size <= 1:
+        return ranked
     where = f"this is rank {ranks.rank} of {ranks.world_size} ({ranks.source})"
     instead = (
         "Write device=RankPlan.from_env().device, or say that you mean it: device=RankPlan.explicit"
@@ -126,6 +138,7 @@ def check_against_launcher(
             f"{where}, for which {expected.device} is planned ({expected.why}), but the device was "
             f"given as {plan}. {instead}"
         )
+    return ranked
 
 
 def _as_text(device: object) -> str:

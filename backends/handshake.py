@@ -42,6 +42,7 @@ from ..ipc.states import Conversation, Role
 from . import memory
 from .device_plan import DevicePlan
 from .traits import Traits
+from .visibility import PCI_BUS_ID
 
 # From exec to HELLO: an interpreter that imports numpy from a cold network disk.
 HELLO_S = 60.0
@@ -106,7 +107,7 @@ class Talk:
         return message
 
 
-def hear_hello(talk: Talk, mask: str, source: str) -> Hello:
+def hear_hello(talk: Talk, mask: str, source: str, order: str = PCI_BUS_ID) -> Hello:
     """Preamble and HELLO: version, source and mask must be what this host sent."""
     deadline = Deadline(HELLO_S)
     try:
@@ -130,6 +131,11 @@ def hear_hello(talk: Talk, mask: str, source: str) -> Hello:
             f"CUDA_VISIBLE_DEVICES was sent as {mask!r} and arrived as {hello.mask!r}: "
             "something between this process and the worker sets it (a wrapper script around the "
             "interpreter, a sitecustomize). Remove that"
+        )
+    if hello.order != order:
+        raise DeviceMismatchError(
+            f"CUDA_DEVICE_ORDER was sent as {order!r} and arrived as {hello.order!r}: something "
+            "between this process and the worker sets it. Remove that"
         )
     return hello
 

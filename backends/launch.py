@@ -203,10 +203,18 @@ def _judged(order: Order, worker: Worker, hello: Hello, report: DeviceReport) ->
 
 
 def judged_again(order: Order, opened: Opened, report: DeviceReport) -> Opened:
-    """A later measurement of the same worker. DeviceMismatchError."""
-    verdict = _judged(order, opened.worker, opened.hello, report)
+    """A later measurement of the same worker, with the verdict on it, which may contradict the plan."""
+    sighting = witness.look(opened.hello.pid, has_context=report.kind != CPU)
+    verdict = judge(order.plan, opened.hello, report, sighting, order.traits)
     reply = dataclasses.replace(opened.reply, device=report)
     return dataclasses.replace(opened, reply=reply, verdict=verdict)
+
+
+def require_verified(order: Order, opened: Opened) -> None:
+    """DeviceMismatchError when the last measurement contradicts the plan."""
+    mask = opened.worker.process.command.env[MASK]
+    report, wrong = opened.reply.device, opened.verdict.wrong
+    handshake.require(order.plan, mask, opened.hello, report, wrong)
 
 
 def _hear(worker: Worker, order: Order) -> Hello:
@@ -292,6 +300,8 @@ def error_report(order: Order, worker: Worker, phase: str) -> ErrorReport:
 def device_words(order: Order, opened: Opened) -> str:
     """Where the simulator is and how that is known, in one line."""
     report = opened.reply.device
+    if opened.verdict.wrong:
+        return f"CONTRADICTED: {opened.verdict.wrong}"
     if report.kind == CPU:
         return f"cpu; {report.buffer} lies in host memory"
     return (
@@ -321,7 +331,7 @@ def report(order: Order, opened: Opened, phase: Phase) -> dict[str, Any]:
             "why": order.plan.why,
         },
         "device_report": dataclasses.asdict(opened.reply.device),
-        "verified": True,
+        "verified": not opened.verdict.wrong,
         "evidence": device_words(order, opened),
         "witness": opened.verdict.witness,
         "transport": transport.BLOCK if opened.why_no_arena else transport.CUDA,

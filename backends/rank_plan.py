@@ -67,6 +67,11 @@ class RankPlan:
             gpu_ids = ray_gpu_ids()
         case = Case(ranks, seen, env, share, tuple(str(one) for one in gpu_ids or ()))
         given = None if learner is None else _visible(resolve_device(learner, env, inventory), seen)
+        if learner is not None and given is None:
+            raise UsageError(
+                f"learner={learner!r} is no GPU of this process; for simulators on the CPU write "
+                f'RankPlan.explicit({ranks.rank}, {ranks.world_size}, "cpu")'
+            )
         in_use = gpu_in_use(seen) if real else None
         if given and in_use and given.uuid != in_use.uuid:
             raise DevicePlanError(

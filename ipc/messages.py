@@ -278,7 +278,7 @@ class RenderReply:
 
 @dataclass(frozen=True)
 class Close:
-    """Host: end. May arrive in any phase; after ATTACH it is announced by MAIL."""
+    """Host: end. May come in any phase from HELLO on; after READY it is announced by MAIL."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Phases of a worker's life and what may happen in each: one table for both roles.
 
 Everything that changes a phase is here; this file does not know which side we are. The picture in the
-README is drawn from TABLE (`outboard conformance --states`), and the tests of illegal transitions
+README is drawn from TABLE (`picture()`), and the tests of illegal transitions
 are generated from it.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -836,3 +837,16 @@ def test_a_property_larger_than_the_sockets_buffer_is_set() -> None:
         before = sim.state.qpos.copy()
         sim.set_property("rate", np.arange(60_000), np.ones((60_000, 4), np.float32))
         assert (sim.reset([]).qpos == before + 1).all()
+
+
+def test_a_backend_that_is_dropped_after_its_worker_died_gives_its_gpu_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released: list[object] = []
+    monkeypatch.setattr(launch, "released", released.append)
+    sim = FakeBackend(device="cpu", num_envs=1, cfg=FakeCfg(fault="exit:3"))
+    with pytest.raises(WorkerDied):
+        sim.step()
+    del sim
+    gc.collect()
+    assert len(released) == 1

@@ -145,3 +145,9 @@ def test_field_order_is_kept() -> None:
     """Others build DevicePlans by position."""
     plan = DevicePlan(DeviceId(CPU), CPU, None, "", "why", 1, 2, 3)
     assert (plan.rank, plan.local_rank, plan.world_size, plan.source) == (1, 2, 3, "")
+
+
+def test_a_device_named_under_a_launcher_carries_this_ranks_number() -> None:
+    env = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    plan = check_against_launcher(resolve_device("cpu"), env)
+    assert (plan.rank, plan.local_rank, plan.world_size) == (3, 3, 4)
