@@ -136,7 +136,8 @@ def _open_locked(
         init = dataclasses.replace(order.init, nonce=handshake.new_nonce())
         reply = handshake.initialise(worker.talk, init, order.traits, _log_progress(worker))
         handshake.check_facts(init, reply)
-        verdict = _judged(order, worker, hello, reply.device)
+        verdict = _verdict(order, hello, reply.device)
+        _require(order, worker, hello, reply.device, verdict)
         layout = Layout(reply.model.sizes, init.publish, order.banks)
         why_no_arena = _attach(worker, init, hello, reply, layout, before)
         opened_s = time.monotonic() - started_s
@@ -193,28 +194,30 @@ def _attach(
     return why or data.no_arena
 
 
-def _judged(order: Order, worker: Worker, hello: Hello, report: DeviceReport) -> Verdict:
-    """The verdict on a report. DeviceMismatchError when it contradicts the plan."""
-    mask = worker.process.command.env[MASK]
+def _verdict(order: Order, hello: Hello, report: DeviceReport) -> Verdict:
+    """What a report and the outside witness say together; it may contradict the plan."""
     sighting = witness.look(hello.pid, has_context=report.kind != CPU)
-    verdict = judge(order.plan, hello, report, sighting, order.traits)
+    return judge(order.plan, hello, report, sighting, order.traits)
+
+
+def _require(
+    order: Order, worker: Worker, hello: Hello, report: DeviceReport, verdict: Verdict
+) -> None:
+    """DeviceMismatchError when the verdict contradicts the plan."""
+    mask = worker.process.command.env[MASK]
     handshake.require(order.plan, mask, hello, report, verdict.wrong)
-    return verdict
 
 
 def judged_again(order: Order, opened: Opened, report: DeviceReport) -> Opened:
-    """A later measurement of the same worker, with the verdict on it, which may contradict the plan."""
-    sighting = witness.look(opened.hello.pid, has_context=report.kind != CPU)
-    verdict = judge(order.plan, opened.hello, report, sighting, order.traits)
+    """A later measurement of the same worker, with the verdict on it."""
+    verdict = _verdict(order, opened.hello, report)
     reply = dataclasses.replace(opened.reply, device=report)
     return dataclasses.replace(opened, reply=reply, verdict=verdict)
 
 
 def require_verified(order: Order, opened: Opened) -> None:
     """DeviceMismatchError when the last measurement contradicts the plan."""
-    mask = opened.worker.process.command.env[MASK]
-    report, wrong = opened.reply.device, opened.verdict.wrong
-    handshake.require(order.plan, mask, opened.hello, report, wrong)
+    _require(order, opened.worker, opened.hello, opened.reply.device, opened.verdict)
 
 
 def _hear(worker: Worker, order: Order) -> Hello:
