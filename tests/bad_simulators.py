@@ -685,5 +685,5 @@ class DeepBuild(Orphan):
 
     def build(self, init: Init, progress: Any) -> ModelFacts:
         facts = super().build(init, progress)
-        time.sleep(7)
+        time.sleep(10)  # twice what a clean end may take
         return facts
