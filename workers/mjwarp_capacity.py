@@ -36,7 +36,9 @@ _EQUALITY_ROWS = {
     int(mujoco.mjtEq.mjEQ_JOINT): 1,
     int(mujoco.mjtEq.mjEQ_TENDON): 1,
 }
-_FLEX_ROWS = 512  # of edges and vertices, which nobody counts before the run: as the engine's own guess
+_FLEX_ROWS = (
+    512  # of edges and vertices, which nobody counts before the run: as the engine's own guess
+)
 
 # Bits of `mujoco_warp.OverflowType`, and the option that gives more room; "" has none of ours.
 OVERFLOWS: Dict[str, str] = {
@@ -119,7 +121,9 @@ def overflow_words(bits: int, names: Dict[int, str], env: int, command: int, roo
     hit = [name for bit, name in sorted(names.items()) if bits & bit]
     raises = sorted({OVERFLOWS[name] for name in hit} - {""})
     advice = " and ".join(f"{name} above {getattr(room, name)}" for name in raises)
-    remedy = f"raise {advice} in MJWarpCfg" if advice else "the model needs more than the engine has"
+    remedy = (
+        f"raise {advice} in MJWarpCfg" if advice else "the model needs more than the engine has"
+    )
     return (
         f"MuJoCo-Warp ran out of room ({', '.join(hit)}) in step {command}, environment {env} among others: "
         f"it drops what does not fit, in other environments too, so the state is not to be trusted. {remedy}"

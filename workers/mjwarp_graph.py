@@ -27,19 +27,18 @@ class Graphs:
 
     def __init__(self, wp: Any, device: Any) -> None:
         self._wp, self._device = wp, device
-        self._graphs: Dict[Tuple[Any, ...], Any] = {}
-        self.recorded = 0  # how often something was
+        # With the work, because it holds the arrays whose addresses the graph has.
+        self._graphs: Dict[Tuple[Any, ...], Tuple[Any, Callable[[], None]]] = {}
 
     def record(self, key: Tuple[Any, ...], work: Callable[[], None]) -> None:
         """Nothing is executed. Every kernel of `work` must have run before: a module that is compiled
         while recording would take minutes where a step is expected."""
         with self._wp.ScopedCapture(device=self._device) as capture:
             work()
-        self._graphs[key] = capture.graph
-        self.recorded += 1
+        self._graphs[key] = capture.graph, work
 
     def run(self, key: Tuple[Any, ...]) -> None:
-        self._wp.capture_launch(self._graphs[key])
+        self._wp.capture_launch(self._graphs[key][0])
 
 
 class Port:
@@ -130,7 +129,9 @@ class BlockPort(Port):
 class Mirror:
     """A few arrays in host memory and again on the device; on the CPU they are one and the same."""
 
-    def __init__(self, wp: Any, device: Any, shapes: Mapping[str, Tuple[Tuple[int, ...], Any]]) -> None:
+    def __init__(
+        self, wp: Any, device: Any, shapes: Mapping[str, Tuple[Tuple[int, ...], Any]]
+    ) -> None:
         self.host: Dict[str, np.ndarray] = {}
         self.device: Dict[str, Any] = {}
         self._wp, self._kept, self._pairs = wp, [], []  # type: ignore[var-annotated]

@@ -27,7 +27,7 @@ def take_ctrl(
 ):
     """As mj_step: where one control is NaN or huge, all of that environment's are zero. Counts commands."""
     env = wp.tid()
-    good = bool(True)
+    good = bool(True)  # noqa: UP018 - a variable to Warp, where a literal is a constant
     for i in range(given.shape[1]):
         if not (wp.abs(given[env, i]) <= MAX_CTRL):
             good = False
@@ -174,9 +174,7 @@ def orientations(xquat: wp.array2d(dtype=wp.quat), out: wp.array2d(dtype=wp.quat
 
 
 @wp.kernel
-def angular_velocities(
-    cvel: wp.array2d(dtype=wp.spatial_vector), out: wp.array2d(dtype=wp.vec3)
-):
+def angular_velocities(cvel: wp.array2d(dtype=wp.spatial_vector), out: wp.array2d(dtype=wp.vec3)):
     env, body = wp.tid()
     out[env, body] = wp.spatial_top(cvel[env, body + 1])
 
