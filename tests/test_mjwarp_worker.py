@@ -29,6 +29,7 @@ from outboard.backends import (
     WorkerFailed,
     WorkerLaunchError,
 )
+from outboard.backends.conformance import FAILED, HELD, make_target, run_kit
 from outboard.ipc.layout import PUBLISHABLE
 
 mj: Any = mujoco  # its stubs do not list its names
@@ -288,6 +289,19 @@ def test_kernels_are_kept_where_all_ranks_find_them(
     kept = os.environ["WARP_CACHE_PATH"]
     assert any(kept in note for note in sim.report["notes"])
     assert list(Path(kept).rglob("*.o"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("logs_may_stay")
+@pytest.mark.parametrize("scene", ["humanoid29", "arm7"])
+def test_the_conformance_kit_holds(scene: str, mjwarp_python: str) -> None:
+    target = make_target(
+        backend="mjwarp", simulator="", device="cpu", scene=scene, worker_python=mjwarp_python
+    )
+    outcomes = run_kit(target)
+    assert not [outcome for outcome in outcomes if outcome.verdict == FAILED]
+    assert sum(outcome.verdict == HELD for outcome in outcomes) > 45
 
 
 @pytest.mark.slow
