@@ -1,7 +1,7 @@
 """A training process with torch that drives MuJoCo-Warp, for what pytest must not do in its own process.
 
 `python mjwarp_gpu_host.py DEVICE [SCENARIO...]` runs each (default: all) and says what it found, a line of
-JSON each. DEVICE may be "cpu": then tensors lie over the block, which rehearses everything but the GPU itself.
+JSON each. DEVICE may be "cpu": then tensors lie over the block, which rehearses all but the GPU.
 """
 
 from __future__ import annotations

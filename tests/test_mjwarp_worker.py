@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -321,7 +322,8 @@ def test_many_ranks_compile_into_one_empty_cache_at_once(
         found = list(pool.map(rank, range(8)))
     assert all(np.array_equal(qpos, found[0]) for qpos in found)
     binaries = {path: path.stat().st_mtime_ns for path in kept.rglob("*.o")}
-    assert len(binaries) > 50
-    assert not [path for path in kept.rglob("*") if "_p" in path.name and "_t" in path.name]
+    assert len(binaries) > 30
+    half_built = [path for path in kept.rglob("*") if re.search(r"_p\d+_t\d+$", path.name)]
+    assert not half_built
     rank(8)
     assert {path: path.stat().st_mtime_ns for path in kept.rglob("*.o")} == binaries

@@ -128,28 +128,18 @@ def add_forces(
 
 
 @wp.kernel
-def watch(
-    overflow: wp.array(dtype=int),
-    fatal: int,
-    commands: wp.array(dtype=int),
-    seen: wp.array(dtype=int),
-):
-    """seen: all fatal bits so far, the lowest environment and the first command that had one."""
-    env = wp.tid()
-    bits = overflow[env] & fatal
-    if bits != 0:
-        wp.atomic_or(seen, 0, bits)
-        wp.atomic_min(seen, 1, env)
-        wp.atomic_min(seen, 2, commands[0])
-
-
-@wp.kernel
-def flag(
+def judge(
     qpos: wp.array2d(dtype=float),
     qvel: wp.array2d(dtype=float),
     bad: wp.array(dtype=wp.uint8),
+    overflow: wp.array(dtype=int),
+    fatal: int,
+    commands: wp.array(dtype=int),
     flags: wp.array(dtype=wp.uint8),
+    seen: wp.array(dtype=int),
 ):
+    """flags: what is not finite. seen: all fatal bits so far, the lowest environment and the first command
+    that had one."""
     env = wp.tid()
     good = bad[env] == wp.uint8(0)
     for i in range(qpos.shape[1]):
@@ -159,6 +149,11 @@ def flag(
         if not wp.isfinite(qvel[env, i]):
             good = False
     flags[env] = wp.where(good, wp.uint8(0), wp.uint8(NONFINITE))
+    bits = overflow[env] & fatal
+    if bits != 0:
+        wp.atomic_or(seen, 0, bits)
+        wp.atomic_min(seen, 1, env)
+        wp.atomic_min(seen, 2, commands[0])
 
 
 @wp.kernel

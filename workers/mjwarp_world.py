@@ -47,7 +47,9 @@ class World:
             self.room = capacity(
                 self.model, pairs, int(options.get("nconmax", 0)), int(options.get("njmax", 0))
             )
-            self._m.opt.warn_overflow = 0  # it would print in every step; `watch` sees more
+            self._m.opt.warn_overflow = (
+                0  # it would print in every step; the kernel `judge` sees more
+            )
             self._d = mjw.make_data(
                 self.model, nworld=self._n, nconmax=self.room.nconmax, njmax=self.room.njmax
             )
@@ -154,17 +156,14 @@ class World:
         wp.launch(kernel, dim=over, inputs=list(arguments))
 
     def advance(self, port: Port) -> None:
-        """Controls in, `decimation` steps, a look at what overflowed, and the state out."""
-        d, n = self._d, self._n
+        """Controls in, `decimation` steps, and the state out."""
+        d, ctrl = self._d, port.arrays["ctrl"]
         port.fetch()
-        self._launch(kernels.take_ctrl, n, port.arrays["ctrl"], d.ctrl, self._bad, self._commands)
+        self._launch(kernels.take_ctrl, self._n, ctrl, d.ctrl, self._bad, self._commands)
         for _ in range(self._init.decimation):
             mjw.step(self._m, d)
         if self._sums_forces:
             self._sum_forces()
-        seen = self._seen.device["seen"]
-        self._launch(kernels.watch, n, d.overflow, sum(_FATAL), self._commands, seen)
-        self._seen.down()
         self.publish(port)
 
     def _sum_forces(self) -> None:
@@ -176,7 +175,8 @@ class World:
         self._launch(kernels.add_forces, d.naconmax, *contacts, self._wrench, self._force)
 
     def publish(self, port: Port) -> None:
-        """The present state; poses and velocities of the bodies belong to the present qpos and qvel."""
+        """The present state and what is wrong with it. Poses and velocities of the bodies belong to
+        the present qpos and qvel."""
         d, m, arrays, n = self._d, self._m, port.arrays, self._n
         moving = "body_linvel" in arrays or "body_angvel" in arrays
         if moving or "body_pos" in arrays or "body_quat" in arrays:
@@ -199,7 +199,10 @@ class World:
         ):
             if name in arrays:
                 self._launch(kernel, (n, m.nbody - 1), *sources, arrays[name])
-        self._launch(kernels.flag, n, d.qpos, d.qvel, self._bad, arrays["env_flags"])
+        looked_at = (d.qpos, d.qvel, self._bad, d.overflow, sum(_FATAL), self._commands)
+        seen = self._seen.device["seen"]
+        self._launch(kernels.judge, n, *looked_at, arrays["env_flags"], seen)
+        self._seen.down()
         port.deliver()
 
     def put_default(self, mask: Any) -> None:
