@@ -156,9 +156,13 @@ def test_a_python_that_has_the_simulator_gets_only_what_a_worker_needs(
 
 
 def test_the_simulators_variable_comes_before_its_environment(
-    toy: Traits, monkeypatch: pytest.MonkeyPatch
+    toy: Traits, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environments.run(toy, None, dry_run=False)
+    ours = cache / "toysim" / "bin" / "python"
+    ours.parent.mkdir(parents=True)
+    ours.symlink_to(sys.executable)
+    interpreters.environment_stamp("toysim").touch()
+    assert interpreters.locate_for(toy, None) == str(ours)
     monkeypatch.setenv("OUTBOARD_TOYSIM_PYTHON", sys.executable)
     assert interpreters.locate_for(toy, None) == sys.executable
     assert interpreters.locate_for(toy, "/bin/sh") == "/bin/sh"
