@@ -50,11 +50,9 @@ def put_default(
     start_qpos: wp.array(dtype=float),
     start_qvel: wp.array(dtype=float),
     start_act: wp.array(dtype=float),
-    start_ctrl: wp.array(dtype=float),
     qpos: wp.array2d(dtype=float),
     qvel: wp.array2d(dtype=float),
     act: wp.array2d(dtype=float),
-    ctrl: wp.array2d(dtype=float),
     bad: wp.array(dtype=wp.uint8),
 ):
     env = wp.tid()
@@ -65,8 +63,6 @@ def put_default(
             qvel[env, i] = start_qvel[i]
         for i in range(act.shape[1]):
             act[env, i] = start_act[i]
-        for i in range(ctrl.shape[1]):
-            ctrl[env, i] = start_ctrl[i]
         bad[env] = wp.uint8(0)
 
 
@@ -75,26 +71,17 @@ def put_rows(
     chosen: wp.array(dtype=wp.bool),
     new_qpos: wp.array2d(dtype=float),
     new_qvel: wp.array2d(dtype=float),
-    target_qpos: wp.array(dtype=int),
-    target_gear: wp.array(dtype=float),
     qpos: wp.array2d(dtype=float),
     qvel: wp.array2d(dtype=float),
-    ctrl: wp.array2d(dtype=float),
     bad: wp.array(dtype=wp.uint8),
 ):
-    """Row i for environment i. target_qpos: per actuator, the coordinate it follows, or -1."""
+    """Row i for environment i."""
     env = wp.tid()
     if chosen[env]:
         for i in range(qpos.shape[1]):
             qpos[env, i] = new_qpos[env, i]
         for i in range(qvel.shape[1]):
             qvel[env, i] = new_qvel[env, i]
-        for i in range(ctrl.shape[1]):
-            at = target_qpos[i]
-            if at >= 0:
-                ctrl[env, i] = new_qpos[env, at] * target_gear[i]
-            else:
-                ctrl[env, i] = 0.0
         bad[env] = wp.uint8(0)
 
 

@@ -62,12 +62,8 @@ class World:
         start_act = model.key_act[self.key] if self.key >= 0 else np.zeros(model.na)
         self._start = tuple(
             _constant(np.array(values, np.float32), float)
-            for values in (facts.default_qpos, facts.default_qvel, start_act, facts.default_ctrl)
+            for values in (facts.default_qpos, facts.default_qvel, start_act)
         )
-        targets = mujoco_model.targets(model)
-        follows, gear = np.full(model.nu, -1, np.int32), np.zeros(model.nu, np.float32)
-        follows[targets.actuator], gear[targets.actuator] = targets.qpos, targets.gear
-        self._targets = _constant(follows, int), _constant(gear, float)
         self._roots = _constant(np.array(model.body_rootid, np.int32), int)
         self._chosen, self._bad = wp.zeros(n, dtype=wp.bool), wp.zeros(n, dtype=wp.uint8)
         self._commands = wp.zeros(1, dtype=int)
@@ -209,18 +205,19 @@ class World:
         """The environments of `mask` (uint8) to the keyframe."""
         d = self._d
         self._reset(mask)
-        into = (d.qpos, d.qvel, d.act, d.ctrl, self._bad)
+        into = (d.qpos, d.qvel, d.act, self._bad)
         self._launch(kernels.put_default, self._n, self._chosen, *self._start, *into)
 
     def put_rows(self, mask: Any, qpos: Any, qvel: Any) -> None:
         """The environments of `mask` to their rows of `qpos` and `qvel`."""
         d = self._d
         self._reset(mask)
-        rows, into = (qpos, qvel, *self._targets), (d.qpos, d.qvel, d.ctrl, self._bad)
-        self._launch(kernels.put_rows, self._n, self._chosen, *rows, *into)
+        into = (d.qpos, d.qvel, self._bad)
+        self._launch(kernels.put_rows, self._n, self._chosen, qpos, qvel, *into)
 
     def _reset(self, mask: Any) -> None:
-        """MuJoCo-Warp's own reset first: warm starts, time, sleep, whatever a version has."""
+        """MuJoCo-Warp's own reset first: warm starts, time, sleep, whatever a version has. It leaves zeros in
+        `ctrl`, which every step replaces."""
         self._launch(kernels.choose, self._n, mask, self._chosen)
         mjw.reset_data(self._m, self._d, self._chosen)
         self._launch(kernels.forget_forces, self._force.shape, self._chosen, self._force)
