@@ -14,6 +14,7 @@ from ..ipc.errors import OutboardError, UsageError
 from . import (
     conformance,
     doctor,
+    environments,
     examination,
     isaacgym_probes,
     plan_report,
@@ -23,6 +24,7 @@ from . import (
     setup_worker,
     terminal,
 )
+from .traits import Traits
 
 _WORKER_PYTHON = click.option(
     "--worker-python",
@@ -156,6 +158,23 @@ def setup_isaacgym_(**options: Any) -> int:
     Can be run again at any time: what is done already is skipped.
     """
     return setup_isaacgym.run(setup_isaacgym.Request(**options))
+
+
+def _add_setup(name: str, traits: Traits) -> None:
+    """`outboard setup NAME`, for a simulator that has an environment of its own."""
+
+    @setup.command(name, help=f"Make the environment that {name} has for itself, outside this one.")
+    @click.option("--python", metavar="PATH", default=None,
+                  help="The Python to make it from; one that has the simulator already only gets "
+                  "what a worker needs.")  # fmt: skip
+    @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+    def command(python: str | None, dry_run: bool) -> int:  # pyright: ignore[reportUnusedFunction]
+        return environments.run(traits, python, dry_run)
+
+
+for _name, _backend in registry.BACKENDS.items():
+    if _backend.traits.environment is not None:
+        _add_setup(_name, _backend.traits)
 
 
 def _list(name: str, text: str) -> tuple[str, ...]:
