@@ -20,7 +20,7 @@ ENVIRONMENT = Recipe(
     requirements=("mujoco-warp==4.0.0", "warp-lang==1.19.0", "mujoco==4.0.0"),
     oldest=(3, 11),
     newest=(3, 13),
-    size_gb=0.9,
+    size_gb=0.7,
 )
 
 

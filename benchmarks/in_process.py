@@ -43,12 +43,13 @@ def mjwarp(scene: str, sim: Backend, decimation: int) -> Generator[tuple[Step, S
             return contextlib.nullcontext()
         return wp.ScopedStream(wp.stream_from_torch(torch.cuda.current_stream(device)))
 
-    with in_torchs_stream():
-        for _ in range(2):
+    # In Warp's own stream: torch's default one cannot be captured.
+    for _ in range(2):
+        mjw.step(m, d)
+    with wp.ScopedCapture() as capture:
+        for _ in range(decimation):
             mjw.step(m, d)
-        with wp.ScopedCapture() as capture:
-            for _ in range(decimation):
-                mjw.step(m, d)
+    wp.synchronize()
 
     def reset() -> None:
         mjw.reset_data(m, d)

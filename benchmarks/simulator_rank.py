@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from outboard.backends import Backend, plan_together, registry
+from outboard.backends import Backend, RankPlan, plan_together, registry
 
 
 def learner_step(sim: Backend) -> Any:
@@ -55,8 +55,11 @@ def schedule(count: int) -> list[list[int]]:
 
 
 def run(folder: Path, args: Any) -> int:
-    plan = plan_together(timeout_s=120.0)
-    plan.activate()
+    if args.device == "cpu":  # a rehearsal: everything but the GPU
+        plan = RankPlan.explicit(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "cpu")
+    else:
+        plan = plan_together(timeout_s=120.0)
+        plan.activate()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
     rank, count = dist.get_rank(), dist.get_world_size()
     mine: dict[str, Any] = {"rank": rank, "pid": os.getpid(), "planned": plan.device.device.uuid}
@@ -64,6 +67,7 @@ def run(folder: Path, args: Any) -> int:
         device=plan.device,
         scene=args.scene,
         num_envs=args.rank_envs,
+        rank=plan.rank,
         seed=plan.seed(1),
         worker_python=args.worker_python or None,
         check_finite=False,
@@ -79,7 +83,9 @@ def run(folder: Path, args: Any) -> int:
                 seconds = timed(step, args.steps, sim.torch.device)
                 rounds.append({"running": running, "ms": seconds * 1e3})
         report = sim.report
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        learner = ""
+        if sim.torch.device.type == "cuda":
+            learner = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
         mine.update(
             rounds=rounds,
             worker_pid=report["pid"],
@@ -89,7 +95,7 @@ def run(folder: Path, args: Any) -> int:
             reported=report["device_report"]["uuid"],
             buffer=report["device_report"]["buffer"],
             kind=report["device_report"]["evidence"],
-            learner=f"GPU-{properties.uuid}",
+            learner=learner,
             evidence=sim.where(),
             witness=report["witness"],
             opened_s=round(report["opened_s"], 2),

@@ -23,7 +23,7 @@ import numpy as np
 from ..ipc import cuda_driver, cuda_memory
 from ..ipc.arena import MASK, DeviceField
 from ..ipc.device import CPU, ENGINE_BUFFER, DeviceReport
-from ..ipc.errors import UsageError, WorkerLaunchError
+from ..ipc.errors import UsageError
 from ..ipc.layout import PUBLISHABLE
 from ..ipc.messages import Init, ModelFacts
 from . import device_probe
@@ -37,9 +37,9 @@ try:
 
     from . import mjwarp_graph as graph
     from .mjwarp_world import World
-except ImportError as error:
-    raise WorkerLaunchError(
-        f"MuJoCo-Warp cannot be imported by {sys.executable} ({error}). Run: outboard setup mjwarp"
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{sys.executable} lacks MuJoCo-Warp ({error}). Run: outboard setup mjwarp", name=error.name
     ) from error
 
 _INPUTS = (MASK, "set_qpos", "set_qvel")
