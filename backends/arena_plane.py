@@ -1,4 +1,4 @@
-"""The host's use of the arena: the two events, the slot of each command, and which plane holds the newest
+"""The host's use of the arena: the two counts, the slot of each command, and which plane holds the newest
 state. No torch: streams are numbers as the driver names them. `torch_view.py` puts tensors over it.
 
 Every command publishes into the plane it was given in: numpy commands into the block, as without an arena,
@@ -7,12 +7,13 @@ ARENA_ commands into the arena. Asking for the other plane's state brings it up 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from ..ipc import cuda_driver, cuda_memory, shm
-from ..ipc.arena import SLOTS, DeviceFields, HostArena, PageLock, in_context
+from ..ipc.arena import COUNT_MAX, SLOTS, DeviceFields, HostArena, PageLock, in_context
 from ..ipc.cuda_driver import CudaError
 from ..ipc.layout import PUBLISHABLE
 from ..ipc.messages import Opcode
@@ -48,7 +49,8 @@ class ArenaPlane:
         self.ordinal = arena.ordinal
         self.current_stream: Callable[[], int] = lambda: 0
         self.collected: Callable[[int], Any] = self.slots.__getitem__
-        self._slot = 0  # of the last ARENA_ command
+        self._count = 0  # of ARENA_ commands, of all workers together
+        self._answered = 0  # of those that were answered
         self._arena_at = -1  # the command after which the arena held the newest state
         self._block_at = -1  # after which the block did too, although it came from the arena
 
@@ -57,27 +59,27 @@ class ArenaPlane:
     @property
     def slot(self) -> int:
         """Into which the last ARENA_ command published."""
-        return self._slot
+        return self._count % SLOTS
 
     def ring(self, backend: Any, opcode: Opcode) -> None:
         """What the caller has enqueued so far (ctrl, masks, new states, and every read of the last
         state) comes before what the worker will do."""
-        self._slot = (self._slot + 1) % SLOTS
-        backend._request[shm.COUNT] = self._slot
+        self._count = (self._count + 1) & COUNT_MAX
+        backend._request[shm.COUNT] = self._count
         with in_context(self.arena.context):
-            cuda_memory.event_record(self.arena.ctrl_ready, self.current_stream())
+            cuda_memory.stream_write(self.current_stream(), self.arena.ctrl_ready, self._count)
         backend._send(int(opcode))
 
     def enqueued(self, sequence: int) -> Any:
         """The answer to an ARENA_ command: the caller's stream waits for the state, the caller does not."""
-        self._arena_at = sequence
+        self._arena_at, self._answered = sequence, self._count
         self.wait(self.current_stream())
-        return self.collected(self._slot)
+        return self.collected(self.slot)
 
     def wait(self, stream: int) -> None:
         """`stream` waits for what the worker published last."""
         with in_context(self.arena.context):
-            cuda_memory.stream_wait(stream, self.arena.state_ready)
+            cuda_memory.stream_wait(stream, self.arena.state_ready, self._answered)
 
     # -- which plane is newest -------------------------------------------------------------------
 
@@ -96,9 +98,9 @@ class ArenaPlane:
         if self._arena_at == answered:
             return
         stream, fields = self.current_stream(), self._block.fields[bank]
+        self.wait(stream)
         with in_context(self.arena.context):
-            cuda_memory.stream_wait(stream, self.arena.state_ready)
-            for name, field in self.slots[self._slot].items():
+            for name, field in self.slots[self.slot].items():
                 if name in PUBLISHABLE and field.nbytes:
                     address = fields[name].ctypes.data
                     cuda_memory.copy_htod_async(field.pointer, address, field.nbytes, stream)
@@ -111,9 +113,9 @@ class ArenaPlane:
         if self._arena_at != answered or self._block_at == answered:
             return
         stream, fields = self.current_stream(), self._block.fields[bank]
+        self.wait(stream)
         with in_context(self.arena.context):
-            cuda_memory.stream_wait(stream, self.arena.state_ready)
-            for name, field in self.slots[self._slot].items():
+            for name, field in self.slots[self.slot].items():
                 if (name in PUBLISHABLE or name == "env_flags") and field.nbytes:
                     address = fields[name].ctypes.data
                     cuda_memory.copy_dtoh_async(address, field.pointer, field.nbytes, stream)
@@ -130,6 +132,11 @@ class ArenaPlane:
             if field.nbytes:
                 cuda_memory.copy_htod(field.pointer, ctrl.ctypes.data, field.nbytes)
             cuda_driver.synchronize()
+
+    def release(self) -> None:
+        """The worker died: no stream of ours may wait for it for ever."""
+        with contextlib.suppress(CudaError):  # the first cause is what the caller learns
+            self.arena.release(self._count)
 
     def close(self) -> None:
         """After the worker is gone. Tensors that the caller holds keep the memory."""

@@ -373,6 +373,8 @@ class Commands:
         self._cause = copy.copy(error)  # without the traceback, whose frames hold the block
         launch.failed(self._worker, Phase.BUSY.value, error)
         self._worker.end(0.0, keep_log=True)
+        if self._plane is not None:
+            self._plane.release()
         self._hold_only_the_lock()
         try:
             raise error from None

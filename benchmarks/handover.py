@@ -34,9 +34,46 @@ FLAG_AT, ARENA_BYTES = 9 << 20, 10 << 20
 SLOW_BYTES, SLOW_COPIES = 1 << 30, 800  # most of a second of work for one queue
 ROUNDS = 300
 _u32, _u64, _ptr = ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p
-_write_value = Entry("cuStreamWriteValue32_v2", _ptr, _u64, _u32, _u32)
-_wait_value = Entry("cuStreamWaitValue32_v2", _ptr, _u64, _u32, _u32)
-_GEQ = 0
+_DISABLE_TIMING_INTERPROCESS = 0x2 | 0x4
+_NOT_READY = 600
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
+_create = Entry("cuEventCreate", ctypes.POINTER(_ptr), _u32)
+_export = Entry("cuIpcGetEventHandle", ctypes.POINTER(_Handle), _ptr)
+_import = Entry("cuIpcOpenEventHandle", ctypes.POINTER(_ptr), _Handle)
+_record = Entry("cuEventRecord", _ptr, _ptr)
+_query = Entry("cuEventQuery", _ptr)
+_wait_event = Entry("cuStreamWaitEvent", _ptr, _ptr, _u32)
+
+
+def event_create() -> int:
+    event = _ptr()
+    _create(ctypes.byref(event), _DISABLE_TIMING_INTERPROCESS)
+    return event.value or 0
+
+
+def event_export(event: int) -> str:
+    handle = _Handle()
+    _export(ctypes.byref(handle), event)
+    return bytes(handle.bytes).hex()
+
+
+def event_open(handle: str) -> int:
+    event = _ptr()
+    _import(ctypes.byref(event), _Handle.from_buffer_copy(bytes.fromhex(handle)))
+    return event.value or 0
+
+
+def event_query(event: int) -> bool:
+    code = _query.code(event)
+    if code not in (0, _NOT_READY):
+        _query(event)  # raises with the driver's words
+    return code == 0
+
 
 WAYS = ("events", "values", "worker waits", "worker waits for state", "host polls", "both poll")
 
@@ -66,7 +103,7 @@ class Line:
 
 
 def until(event: int) -> None:
-    while not cm.event_query(event):
+    while not event_query(event):
         pass
 
 
@@ -76,8 +113,8 @@ def worker(path: str) -> None:
     cuda_driver.init()
     cuda_driver.set_current(cuda_driver.retain_primary(0))
     arena = cm.ipc_open(bytes.fromhex(job["memory"]))
-    ctrl, state = (cm.event_open(bytes.fromhex(job[name])) for name in ("ctrl", "state"))
-    stream, mine, own = cm.stream_create(), cm.allocate(16 << 20), cm.event_create()
+    ctrl, state = (event_open(job[name]) for name in ("ctrl", "state"))
+    stream, mine, own = cm.stream_create(), cm.allocate(16 << 20), event_create()
     slow = cm.allocate(2 * SLOW_BYTES)
     line.cells[8] = last = 1
     while True:
@@ -87,21 +124,21 @@ def worker(path: str) -> None:
             return
         name = WAYS[way % 10]
         if name == "values":
-            _wait_value(stream, arena + FLAG_AT, number, _GEQ)
+            cm.stream_wait(stream, arena + FLAG_AT, number)
         elif name in ("worker waits", "both poll"):
             until(ctrl)
         else:
-            cm.stream_wait(stream, ctrl)
+            _wait_event(stream, ctrl, 0)
         for _ in range(SLOW_COPIES if way >= 10 else 0):
             cm.copy_dtod_async(slow, slow + SLOW_BYTES, SLOW_BYTES, stream)
         cm.copy_dtod_async(mine + STATE_BYTES, arena, CTRL_BYTES, stream)
         cm.copy_dtod_async(arena + CTRL_BYTES, mine, STATE_BYTES, stream)
         if name == "values":
-            _write_value(stream, arena + FLAG_AT + 64, number, 0)
+            cm.stream_write(stream, arena + FLAG_AT + 64, number)
         else:
-            cm.event_record(state, stream)
+            _record(state, stream)
         if name.startswith("worker waits") or name == "both poll":
-            cm.event_record(own, stream)
+            _record(own, stream)
             until(own)
         line.cells[8] = last
 
@@ -113,9 +150,9 @@ class Host:
         self.arena, self.stream = cm.allocate(ARENA_BYTES), cm.stream_create()
         self.mine, self.rescue = cm.allocate(ARENA_BYTES), cm.stream_create()
         cm.memset(self.arena, 0, ARENA_BYTES)
-        self.ctrl, self.state, self.done = (cm.event_create() for _ in range(3))
+        self.ctrl, self.state, self.done = (event_create() for _ in range(3))
         for event in (self.ctrl, self.state, self.done):
-            cm.event_record(event)
+            _record(event)
         cuda_driver.synchronize()
         self.path = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as we live
         self.path.truncate(4096)
@@ -126,8 +163,8 @@ class Host:
         )
         job = {
             "memory": cm.ipc_export(self.arena).hex(),
-            "ctrl": cm.event_export(self.ctrl).hex(),
-            "state": cm.event_export(self.state).hex(),
+            "ctrl": event_export(self.ctrl),
+            "state": event_export(self.state),
         }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -140,23 +177,23 @@ class Host:
         name = WAYS[way % 10]
         cm.copy_dtod_async(self.arena, self.mine, CTRL_BYTES, self.stream)
         if name == "values":
-            _write_value(self.stream, self.arena + FLAG_AT, self.number, 0)
+            cm.stream_write(self.stream, self.arena + FLAG_AT, self.number)
         else:
-            cm.event_record(self.ctrl, self.stream)
+            _record(self.ctrl, self.stream)
         what = way << 32 | self.number
         self.line.ask(what)
         self.line.wait_answered(what)
         if name == "values":
-            _wait_value(self.stream, self.arena + FLAG_AT + 64, self.number, _GEQ)
+            cm.stream_wait(self.stream, self.arena + FLAG_AT + 64, self.number)
         elif name in ("host polls", "both poll"):
             until(self.state)
         elif name == "events":
-            cm.stream_wait(self.stream, self.state)
+            _wait_event(self.stream, self.state, 0)
 
     def timed(self, way: int) -> float:
         started = time.perf_counter()
         self.round(way)
-        cm.event_record(self.done, self.stream)
+        _record(self.done, self.stream)
         until(self.done)
         return (time.perf_counter() - started) * 1e6
 
@@ -164,14 +201,14 @@ class Host:
         started = time.perf_counter()
         cm.copy_dtod_async(self.arena, self.mine, CTRL_BYTES, self.stream)
         cm.copy_dtod_async(self.arena + CTRL_BYTES, self.mine, STATE_BYTES, self.stream)
-        cm.event_record(self.done, self.stream)
+        _record(self.done, self.stream)
         until(self.done)
         return (time.perf_counter() - started) * 1e6
 
     def free_within(self, seconds: float) -> bool:
         """Whether our stream has come to its end."""
         end = time.monotonic() + seconds
-        while not cm.event_query(self.done):
+        while not event_query(self.done):
             if time.monotonic() > end:
                 return False
             time.sleep(0.001)
@@ -180,15 +217,15 @@ class Host:
     def killed(self, way: int) -> dict[str, object]:
         """The worker dies with its work enqueued. Is our stream free: after its death, after the rescue?"""
         self.round(way)
-        cm.event_record(self.done, self.stream)
+        _record(self.done, self.stream)
         early = self.free_within(0.02)
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         alone = self.free_within(2.0)
         if WAYS[way % 10] == "values":
-            _write_value(self.rescue, self.arena + FLAG_AT + 64, self.number, 0)
+            cm.stream_write(self.rescue, self.arena + FLAG_AT + 64, self.number)
         else:
-            cm.event_record(self.state, self.rescue)
+            _record(self.state, self.rescue)
         return {"early": early, "after the death": alone, "after the rescue": self.free_within(2.0)}
 
     def end(self) -> None:

@@ -1,8 +1,13 @@
 """The CUDA arena: the block's fields once more, in GPU memory that the host owns and the worker maps.
 
-The host allocates on the planned GPU's primary context and exports one handle and two events; the worker
-compares UUIDs before it opens anything, because the driver would as happily map a GPU that is hidden
-from it. Nothing here needs torch: whoever has arrays of his own reads `__cuda_array_interface__`.
+The host allocates on the planned GPU's primary context and exports one handle; the worker compares UUIDs
+before it opens anything, because the driver would as happily map a GPU that is hidden from it.
+Nothing here needs torch: whoever has arrays of his own reads `__cuda_array_interface__`.
+
+Order is kept by two counts in the arena itself, `ctrl_ready` and `state_ready`, which streams write and wait
+for. Not by interprocess events: work behind an event that a killed worker recorded and never reached stays
+in the host's stream for ever, whoever records that event again, while a count can be put right by the host
+(measured, benchmarks/handover.py; both take the same time).
 
 Offsets are those of the block without its header. Two slots exist whatever the number of banks: commands
 alternate between them, so that `env_flags` of the last command can still be read while the next runs.
@@ -20,6 +25,7 @@ from .messages import ArenaOffer
 from .shm import Block
 
 SLOTS = 2
+COUNT_MAX = (1 << 32) - 1  # of ARENA_ commands; after it comes 0, in the same slot's turn
 MASK = "env_mask"  # uint8 (num_envs,), host: the environments of ARENA_RESET and its kin
 
 
@@ -44,7 +50,7 @@ class DeviceField:
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        # No "stream": order is the business of the two events, not of the consumer.
+        # No "stream": order is the business of the two counts, not of the consumer.
         return {
             "shape": self.shape,
             "typestr": self.dtype.replace("<u1", "|u1"),
@@ -69,7 +75,10 @@ class ArenaLayout:
         self._mask_at = layout.total_bytes - HEADER_BYTES
         self._flags_at = (self._mask_at + num_envs + ALIGN - 1) // ALIGN * ALIGN
         granule = cuda_memory.IPC_GRANULE_BYTES
-        self.nbytes = (self._flags_at + num_envs + granule - 1) // granule * granule
+        self.ctrl_ready_at = (self._flags_at + num_envs + ALIGN - 1) // ALIGN * ALIGN
+        self.state_ready_at = self.ctrl_ready_at + ALIGN
+        end = self.state_ready_at + ALIGN
+        self.nbytes = (end + granule - 1) // granule * granule
 
     def fields(self, pointer: int, owner: object) -> List[DeviceFields]:
         """Per slot, every field by name. With one bank both slots publish to the same addresses, but
@@ -150,7 +159,7 @@ def _ordinal_of(uuid: str) -> int:
 
 
 class HostArena:
-    """The owner's side. `offer` makes new events and `offered`, the part of ATTACH; once per worker."""
+    """The owner's side. `offer` makes `offered`, the part of ATTACH; once per worker."""
 
     def __init__(self, layout: Layout, uuid: str) -> None:
         """NoArena names the condition; CudaError where the driver refuses, as without memory."""
@@ -160,53 +169,38 @@ class HostArena:
         self._memory = _Memory(self.ordinal, self.layout.nbytes)
         self.context, self.pointer = self._memory.context, self._memory.pointer
         self.slots = self.layout.fields(self.pointer, self._memory)
-        self.ctrl_ready = self.state_ready = 0
+        self.ctrl_ready = self.pointer + self.layout.ctrl_ready_at
+        self.state_ready = self.pointer + self.layout.state_ready_at
         self.offered: Optional[ArenaOffer] = None
 
     def offer(self, nonce: bytes) -> None:
-        """For a new worker: fresh events, because a dead one may never complete what it recorded, and
-        the nonce at the head of the memory, for the worker to find and answer."""
+        """For a new worker: the nonce at the head of the memory, to be found and answered. The counts
+        go on where they are: a stream of ours may still have to pass an old one."""
         with in_context(self.context):
-            self._drop_events()
-            self.ctrl_ready, self.state_ready = (
-                cuda_memory.event_create(),
-                cuda_memory.event_create(),
-            )
-            # A handle of an event that was never recorded says nothing to the other side.
-            cuda_memory.event_record(self.ctrl_ready)
-            cuda_memory.event_record(self.state_ready)
             _put(self.pointer, nonce)
             cuda_driver.synchronize()
             self.offered = ArenaOffer(
                 uuid=self.uuid,
                 nbytes=self.layout.nbytes,
                 memory=cuda_memory.ipc_export(self.pointer),
-                ctrl_ready=cuda_memory.event_export(self.ctrl_ready),
-                state_ready=cuda_memory.event_export(self.state_ready),
             )
+
+    def release(self, count: int) -> None:
+        """The worker is dead: count in its place, from a stream of our own, so that streams of ours that
+        wait for its state go on, with whatever lies there."""
+        with in_context(self.context):
+            own = cuda_memory.stream_create()
+            cuda_memory.stream_write(own, self.state_ready, count)
+            cuda_memory.stream_destroy(own)
 
     def answered(self, nonce: bytes) -> bool:
         """Whether the worker's answer to the probe is in our memory."""
         with in_context(self.context):
             return _get(self.pointer, len(nonce)) == nonce[::-1]
 
-    def _drop_events(self) -> None:
-        events, self.ctrl_ready, self.state_ready = (self.ctrl_ready, self.state_ready), 0, 0
-        for event in events:
-            if event:
-                cuda_memory.event_destroy(event)
-
     def close(self) -> None:
         """After the worker is gone. The memory itself goes with its last user, see `_Memory`."""
         self.slots = []
-        if os.getpid() == self._memory.process:
-            with contextlib.suppress(CudaError), in_context(self.context):
-                self._drop_events()
-
-    def __del__(self) -> None:
-        if hasattr(self, "slots"):
-            with contextlib.suppress(Exception):
-                self.close()
 
 
 class WorkerArena:
@@ -222,7 +216,7 @@ class WorkerArena:
             seen = ", ".join(gpu.uuid for gpu in gpus) or why_not or "no GPU"
             raise NoArena(f"the arena lies on {offer.uuid}; this worker's only GPU is {seen}")
         self.context = cuda_driver.retain_primary(0)
-        self.pointer = self.ctrl_ready = self.state_ready = 0
+        self.pointer = 0
         try:
             with in_context(self.context):
                 self._open(offer, nonce)
@@ -233,14 +227,14 @@ class WorkerArena:
             self.close()
             raise
         self.slots = self.layout.fields(self.pointer, self)
+        self.ctrl_ready = self.pointer + self.layout.ctrl_ready_at
+        self.state_ready = self.pointer + self.layout.state_ready_at
 
     def _open(self, offer: ArenaOffer, nonce: bytes) -> None:
         self.pointer = cuda_memory.ipc_open(offer.memory)
         place = cuda_driver.where_is(self.pointer)
         if place.uuid != offer.uuid:
             raise NoArena(f"what was mapped lies in {place.memory} memory of {place.uuid or '?'}")
-        self.ctrl_ready = cuda_memory.event_open(offer.ctrl_ready)
-        self.state_ready = cuda_memory.event_open(offer.state_ready)
         if _get(self.pointer, len(nonce)) != nonce:
             raise NoArena("what was mapped is other memory than the host's: the probe is not there")
         _put(self.pointer, nonce[::-1])
@@ -248,15 +242,11 @@ class WorkerArena:
 
     def close(self) -> None:
         """Before the host frees. Waits for the work of this process on the arena."""
-        events, self.ctrl_ready, self.state_ready = (self.ctrl_ready, self.state_ready), 0, 0
         pointer, self.pointer = self.pointer, 0
-        with in_context(self.context):
-            if pointer:
+        if pointer:
+            with in_context(self.context):
                 cuda_driver.synchronize()
                 cuda_memory.ipc_close(pointer)
-            for event in events:
-                if event:
-                    cuda_memory.event_destroy(event)
 
 
 def _put(pointer: int, data: bytes) -> None:

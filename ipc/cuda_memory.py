@@ -1,11 +1,11 @@
-"""GPU memory through libcuda: allocate, copy, page-lock, share between processes, order by events.
+"""GPU memory through libcuda: allocate, copy, page-lock, share between processes, order streams.
 
 Thin on purpose: one function per driver call, plain ints for pointers and handles, CudaError on
 failure. The calling thread needs a current context (`cuda_driver.using`); 0 is the default stream.
 """
 
 import ctypes
-from typing import Any, Tuple
+from typing import Tuple
 
 from .cuda_driver import Entry
 from .messages import IPC_HANDLE_BYTES
@@ -14,11 +14,10 @@ from .messages import IPC_HANDLE_BYTES
 # process, so a smaller allocation would expose its neighbours.
 IPC_GRANULE_BYTES = 2 << 20
 
-_EVENT_FLAGS = 0x2 | 0x4  # DISABLE_TIMING | INTERPROCESS: the second is refused without the first
 _STREAM_NON_BLOCKING = 0x1
 _LAZY_ENABLE_PEER_ACCESS = 0x1  # the only flag that cuIpcOpenMemHandle knows, and it wants it
 _REGISTER_PORTABLE = 0x1  # page-locked for every context, not only for the current one
-_NOT_READY = 600
+_GREATER_OR_EQUAL = 0x0  # CU_STREAM_WAIT_VALUE_GEQ: as signed 32-bit distance
 _DEVICE_MEMORY = 2  # CUmemorytype
 
 
@@ -67,15 +66,9 @@ _host_unregister = Entry("cuMemHostUnregister", _host)
 _ipc_get_mem = Entry("cuIpcGetMemHandle", _out_ipc, _device)
 _ipc_open_mem = Entry("cuIpcOpenMemHandle_v2", _out_device, _IpcHandle, _uint)
 _ipc_close_mem = Entry("cuIpcCloseMemHandle", _device)
-_ipc_get_event = Entry("cuIpcGetEventHandle", _out_ipc, _handle)
-_ipc_open_event = Entry("cuIpcOpenEventHandle", _out_handle, _IpcHandle)
-_event_create = Entry("cuEventCreate", _out_handle, _uint)
-_event_record = Entry("cuEventRecord", _handle, _handle)
-_event_query = Entry("cuEventQuery", _handle)
-_event_synchronize = Entry("cuEventSynchronize", _handle)
-_event_destroy = Entry("cuEventDestroy_v2", _handle)
 _stream_create = Entry("cuStreamCreate", _out_handle, _uint)
-_stream_wait = Entry("cuStreamWaitEvent", _handle, _handle, _uint)
+_stream_write = Entry("cuStreamWriteValue32_v2", _handle, _device, _uint, _uint)
+_stream_wait = Entry("cuStreamWaitValue32_v2", _handle, _device, _uint, _uint)
 _stream_synchronize = Entry("cuStreamSynchronize", _handle)
 _stream_destroy = Entry("cuStreamDestroy_v2", _handle)
 
@@ -196,66 +189,32 @@ def ipc_close(pointer: int) -> None:
     _ipc_close_mem(pointer)
 
 
-# -- events and streams --------------------------------------------------------------------------
-
-
-def _new(entry: Entry, *args: Any) -> int:
-    handle = _handle()
-    entry(ctypes.byref(handle), *args)
-    return handle.value or 0
-
-
-def event_create() -> int:
-    """An event that another process may open."""
-    return _new(_event_create, _EVENT_FLAGS)
-
-
-def event_record(event: int, stream: int = 0) -> None:
-    _event_record(event, stream)
-
-
-def event_query(event: int) -> bool:
-    """Whether everything before the last record is done."""
-    code = _event_query.code(event)
-    if code == _NOT_READY:
-        return False
-    if code:
-        _event_query(event)  # raises with the driver's words
-    return True
-
-
-def event_synchronize(event: int) -> None:
-    """Wait on the CPU. Has no time limit of its own: poll `event_query` where one is needed."""
-    _event_synchronize(event)
-
-
-def event_destroy(event: int) -> None:
-    _event_destroy(event)
-
-
-def event_export(event: int) -> bytes:
-    handle = _IpcHandle()
-    _ipc_get_event(ctypes.byref(handle), event)
-    return _raw(handle)
-
-
-def event_open(handle: bytes) -> int:
-    return _new(_ipc_open_event, _by_value(handle))
+# -- streams and the order between them -----------------------------------------------------------
 
 
 def stream_create() -> int:
     """A stream that does not wait for the default stream."""
-    return _new(_stream_create, _STREAM_NON_BLOCKING)
+    handle = _handle()
+    _stream_create(ctypes.byref(handle), _STREAM_NON_BLOCKING)
+    return handle.value or 0
 
 
-def stream_wait(stream: int, event: int) -> None:
-    """Work enqueued later in `stream` waits for `event`, on the GPU."""
-    _stream_wait(stream, event, 0)
+def stream_write(stream: int, pointer: int, number: int) -> None:
+    """When all earlier work of `stream` is done and visible, put `number` (32 bits) at `pointer`."""
+    _stream_write(stream, pointer, number, 0)
+
+
+def stream_wait(stream: int, pointer: int, number: int) -> None:
+    """Later work of `stream` waits, on the GPU, until the 32 bits at `pointer` have reached `number`:
+    compared round the clock, so that a count may run over."""
+    _stream_wait(stream, pointer, number, _GREATER_OR_EQUAL)
 
 
 def stream_synchronize(stream: int = 0) -> None:
+    """Wait on the CPU. Has no time limit of its own."""
     _stream_synchronize(stream)
 
 
 def stream_destroy(stream: int) -> None:
+    """Work that is in it goes on to its end."""
     _stream_destroy(stream)

@@ -52,9 +52,7 @@ class Status(enum.IntEnum):
     DONE = 1
     FAILED = 2  # an Error message was sent before the bell
     FLAGGED = 3  # done, and some `env_flags` are not zero
-    ENQUEUED = (
-        4  # of an ARENA_ command: all its work is in the stream and `state_ready` is recorded
-    )
+    ENQUEUED = 4  # of an ARENA_ command: all its work is in the stream, `state_ready` last
 
 
 @dataclass(frozen=True)
@@ -177,19 +175,16 @@ class InitReply:
 
 @dataclass(frozen=True)
 class ArenaOffer:
-    """Part of ATTACH: GPU memory of the host's, and its two events. Handles carry no device: the
-    worker compares `uuid` with its only GPU before it opens one."""
+    """Part of ATTACH: GPU memory of the host's. A handle carries no device: the worker compares `uuid`
+    with its only GPU before it opens it."""
 
     uuid: str
     nbytes: int
     memory: bytes
-    ctrl_ready: bytes  # recorded by the host: ctrl, masks and new states are in the arena
-    state_ready: bytes  # recorded by the worker: the published state is in the arena
 
     def __post_init__(self) -> None:
-        for name in ("memory", "ctrl_ready", "state_ready"):
-            if len(getattr(self, name)) != IPC_HANDLE_BYTES:
-                raise ValueError(f"{name} has {len(getattr(self, name))} bytes, no IPC handle")
+        if len(self.memory) != IPC_HANDLE_BYTES:
+            raise ValueError(f"memory has {len(self.memory)} bytes, no IPC handle")
         if self.nbytes < 1:
             raise ValueError(f"an arena of {self.nbytes} bytes")
 

@@ -214,7 +214,7 @@ def nobody_waits() -> dict[str, Any]:
             for module, names in (
                 (
                     cuda_memory,
-                    ("stream_synchronize", "event_synchronize", "copy_htod", "copy_dtoh"),
+                    ("stream_synchronize", "copy_htod", "copy_dtoh"),
                 ),
                 (cuda_driver, ("synchronize",)),
             )
@@ -266,7 +266,7 @@ def graph_over_a_crash() -> dict[str, Any]:
 
 def kill_in_a_step(sim: Any, ctrl: torch.Tensor) -> dict[str, Any]:
     """Kill the worker while its work is on the GPU; how the host learns, and whether its stream is
-    stuck behind an event that nobody completes."""
+    stuck behind a state that never comes."""
     for _ in range(20):
         sim.torch.step(ctrl)
     os.kill(sim.report["pid"], signal.SIGKILL)

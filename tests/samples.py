@@ -117,8 +117,6 @@ SAMPLES: dict[str, Message] = {
             uuid=UUID,
             nbytes=2 << 20,
             memory=bytes(range(64)),
-            ctrl_ready=bytes(range(64, 128)),
-            state_ready=bytes(range(128, 192)),
         ),
     ),
     "ready": Ready(NONCE, FINGERPRINT, "no arena"),

@@ -135,7 +135,7 @@ def test_nothing_is_torn_or_late_in_thousands_of_rounds(
     assert facts.get("transport", "cuda") == "cuda", facts
 
 
-def test_a_missing_event_is_seen(quiet: dict[str, dict[str, Any]]) -> None:
+def test_a_missing_wait_is_seen(quiet: dict[str, dict[str, Any]]) -> None:
     host, worker = of(quiet, "without_the_hosts_wait"), of(quiet, "without_the_workers_wait")
     assert host["right"] == 0 and host["wrong"] > 0, host
     assert worker["wrong"] > 0, worker
@@ -184,14 +184,6 @@ def test_auto_takes_the_arena_and_the_block_still_works(quiet: dict[str, dict[st
 # -- deaths -----------------------------------------------------------------------------------------
 
 
-# Measured on two H200s: work that the host has queued behind an event of a dead worker is never released,
-# so the host waits in the driver. An open question of the arena, not of the test.
-STUCK = pytest.mark.xfail(
-    strict=True, reason="a worker that dies with GPU work queued leaves the host's stream waiting"
-)
-
-
-@STUCK
 def test_a_graph_captured_before_a_crash_replays_after_the_restart() -> None:
     (uuid,) = need(1)[:1]
     with memory_comes_back(uuid):
@@ -220,7 +212,7 @@ def test_many_restarts_keep_addresses_and_leave_no_memory(monkeypatch: pytest.Mo
     check_restarts(580.0)
 
 
-@pytest.mark.parametrize("victim", ["host", pytest.param("worker", marks=STUCK)])
+@pytest.mark.parametrize("victim", ["host", "worker"])
 def test_a_death_in_a_step_leaves_no_gpu_memory(victim: str) -> None:
     (uuid,) = need(1)[:1]
     with memory_comes_back(uuid):
@@ -259,7 +251,7 @@ from outboard.ipc.layout import Layout, Sizes
 owner = arena.HostArena(Layout(Sizes(2, 1, 1, 1, 1), ("qpos",)), {uuid!r})
 owner.offer(bytes(range(16)))
 o = owner.offered
-print(o.memory.hex(), o.ctrl_ready.hex(), o.state_ready.hex(), flush=True)
+print(o.memory.hex(), flush=True)
 sys.stdin.readline()
 """
 TAKE = """
@@ -269,7 +261,7 @@ from outboard.ipc.messages import ArenaOffer
 layout, opened = Layout(Sizes(2, 1, 1, 1, 1), ("qpos",)), []
 really = cuda_memory.ipc_open
 cuda_memory.ipc_open = lambda handle: opened.append(1) or really(handle)
-offer = ArenaOffer({uuid!r}, arena.ArenaLayout(layout).nbytes, *map(bytes.fromhex, {handles!r}))
+offer = ArenaOffer({uuid!r}, arena.ArenaLayout(layout).nbytes, bytes.fromhex({handle!r}))
 try:
     arena.WorkerArena(offer, layout, bytes(range(16)))
     print("taken", len(opened))
@@ -289,8 +281,8 @@ def test_a_handle_of_a_hidden_gpu_is_refused_by_uuid_before_it_is_opened() -> No
         text=True,
     ) as owner:
         assert owner.stdin is not None and owner.stdout is not None
-        handles = owner.stdout.readline().split()
-        code = TAKE.format(uuid=first, handles=handles)
+        handle = owner.stdout.readline().strip()
+        code = TAKE.format(uuid=first, handle=handle)
         hidden = run_child(code, environment(CUDA_VISIBLE_DEVICES=second), python)
         right = run_child(code, environment(CUDA_VISIBLE_DEVICES=first), python)
         owner.stdin.close()

@@ -1,10 +1,10 @@
-"""What an ARENA_ command does in the worker: wait for the host's event, let the simulator enqueue, record
+"""What an ARENA_ command does in the worker: wait for the host's count, let the simulator enqueue, write
 ours. Chosen once at ATTACH; a worker without an arena has none of this in its loop."""
 
 from typing import Any, Callable, Dict
 
 from ..ipc import cuda_memory, shm
-from ..ipc.arena import MASK, SLOTS, WorkerArena, in_context
+from ..ipc.arena import COUNT_MAX, MASK, SLOTS, WorkerArena, in_context
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import Opcode
 from .simulator import Simulator
@@ -33,14 +33,14 @@ def commands(
 
     def ordered(act: Callable[[int], None]) -> Callable[[int], int]:
         def run(_bank: int) -> int:
-            slot = request[shm.COUNT]
-            if slot >= SLOTS:
-                raise ProtocolError(f"slot {slot} of an arena of {SLOTS}")
+            count = request[shm.COUNT]
+            if count > COUNT_MAX:
+                raise ProtocolError(f"an ARENA_ command with count {count}")
             stream = simulator.stream
             with in_context(arena.context):
-                cuda_memory.stream_wait(stream, arena.ctrl_ready)
-                act(slot)
-                cuda_memory.event_record(arena.state_ready, stream)
+                cuda_memory.stream_wait(stream, arena.ctrl_ready, count)
+                act(count % SLOTS)
+                cuda_memory.stream_write(stream, arena.state_ready, count)
             return ENQUEUED
 
         return run
