@@ -18,6 +18,7 @@ from .custom import CustomBackend, CustomCfg
 from .device_plan import DevicePlan
 from .fake import FakeBackend, FakeCfg
 from .isaacgym import IsaacGymBackend, IsaacGymCfg
+from .isaacsim import IsaacSimBackend, IsaacSimCfg
 from .mujoco import MuJoCoBackend, MuJoCoCfg
 from .rank_check import plan_together
 from .rank_plan import RankPlan
@@ -36,6 +37,8 @@ __all__ = [
     "FakeCfg",
     "IsaacGymBackend",
     "IsaacGymCfg",
+    "IsaacSimBackend",
+    "IsaacSimCfg",
     "Model",
     "MuJoCoBackend",
     "MuJoCoCfg",

@@ -9,10 +9,11 @@ from .backend import Backend
 from .custom import CustomBackend
 from .fake import FakeBackend
 from .isaacgym import IsaacGymBackend
+from .isaacsim import IsaacSimBackend
 from .mujoco import MuJoCoBackend
 
 BACKENDS: dict[str, type[Backend]] = {
-    backend.simulator: backend for backend in (MuJoCoBackend, IsaacGymBackend, FakeBackend)
+    backend.simulator: backend for backend in (MuJoCoBackend, IsaacGymBackend, IsaacSimBackend, FakeBackend)
 }
 
 # What a plain installation can run; the others need an environment or hardware of their own.

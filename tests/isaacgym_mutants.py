@@ -99,7 +99,7 @@ ORDER = ("engine_log", "contract", "kinematics", "isaacgym_frames", "isaacgym_te
 NO_DRIVER = [
     ["isaacgym_tensors", "return DriverBridge(gymapi, tensor.data_address, tensor.device)",
      "bridge = HostBridge(gymapi); bridge._device = 0; return bridge"],
-    ["isaacgym_worker", "    if init.device.kind == CPU:\n        return\n", "    return\n"],
+    ["isaacgym_worker", "        device_probe.check_device(init)\n", ""],
 ]  # fmt: skip
 
 

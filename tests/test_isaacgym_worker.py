@@ -23,7 +23,8 @@ from outboard.ipc.errors import DevicePlanError
 from outboard.workers import contract as contracts
 from outboard.workers import isaacgym_frames as frames
 from outboard.workers.contract import Contract, read_contract
-from outboard.workers.isaacgym_worker import IsaacGymSimulator, check_device
+from outboard.workers.device_probe import check_device
+from outboard.workers.isaacgym_worker import IsaacGymSimulator
 from outboard.workers.kinematics import Tree, normalised, parts
 from standin_gpu import U0, standin_environment
 

@@ -1,9 +1,12 @@
-"""What every simulator's `report_device` says, asked from the driver: written once, torch-free."""
+"""The device as the driver shows it, before a simulator is imported and after it was built: written once,
+torch-free."""
 
 from typing import Tuple
 
 from ..ipc import cuda_driver
-from ..ipc.device import DeviceReport, cpu_report
+from ..ipc.device import CPU, DeviceReport, cpu_report
+from ..ipc.errors import DevicePlanError
+from ..ipc.messages import Init
 
 
 def _visible() -> Tuple[Tuple[str, ...], str]:
@@ -40,3 +43,18 @@ def of_pointer(pointer: int, buffer: str, evidence: str) -> DeviceReport:
         contexts=cuda_driver.primary_contexts(),
         driver=why_not,
     )
+
+
+def check_device(init: Init) -> None:
+    """Before a simulator is imported that would die of a bad mask without a word. DevicePlanError."""
+    if init.device.kind == CPU:
+        return
+    gpus, why_not = cuda_driver.survey()
+    if why_not:
+        raise DevicePlanError(f"{init.device.uuid} is planned, but the CUDA driver says: {why_not}")
+    here = {f"cuda:{gpu.ordinal}": gpu.uuid for gpu in gpus}
+    if here.get(init.device.local) != init.device.uuid:
+        seen = ", ".join(f"{local} = {uuid}" for local, uuid in here.items())
+        raise DevicePlanError(
+            f"{init.device.local} must be {init.device.uuid}, but this process sees {seen or 'no GPU'}"
+        )

@@ -17,9 +17,8 @@ from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
-from ..ipc import cuda_driver
-from ..ipc.device import CPU, DERIVED_COPY, DeviceReport
-from ..ipc.errors import DevicePlanError, UsageError, WorkerLaunchError
+from ..ipc.device import DERIVED_COPY, DeviceReport
+from ..ipc.errors import UsageError, WorkerLaunchError
 from ..ipc.layout import PUBLISHABLE
 from ..ipc.messages import Init, ModelFacts
 from . import device_probe
@@ -56,7 +55,7 @@ class IsaacGymSimulator(Simulator):
             raise UsageError("the Isaac Gym worker runs without graphics and renders no pictures")
         self._init = init
         self._contract = read_contract(init)
-        check_device(init)
+        device_probe.check_device(init)
         self._log = EngineLog()
         progress("importing isaacgym", 0, 1)
         gymapi = import_gymapi(str(init.options.get("package_root", "")))
@@ -118,21 +117,6 @@ class IsaacGymSimulator(Simulator):
         scene = getattr(self, "_scene", None)
         if scene is not None and scene.sim is not None:
             scene.gym.destroy_sim(scene.sim)
-
-
-def check_device(init: Init) -> None:
-    """Before isaacgym is imported: with a bad mask it would die without a word. DevicePlanError."""
-    if init.device.kind == CPU:
-        return
-    gpus, why_not = cuda_driver.survey()
-    if why_not:
-        raise DevicePlanError(f"{init.device.uuid} is planned, but the CUDA driver says: {why_not}")
-    here = {f"cuda:{gpu.ordinal}": gpu.uuid for gpu in gpus}
-    if here.get(init.device.local) != init.device.uuid:
-        seen = ", ".join(f"{local} = {uuid}" for local, uuid in here.items())
-        raise DevicePlanError(
-            f"{init.device.local} must be {init.device.uuid}, but this process sees {seen or 'no GPU'}"
-        )
 
 
 def import_gymapi(package_root: str) -> Any:
