@@ -50,9 +50,9 @@ class IsaacSimCfg(Cfg):
     cache                   folder of Kit's and Warp's caches; "" = one of ours for each rank and GPU
     render_width, render_height
                             of the camera, in pixels; a picture is scaled to the size it is asked for
-    solver_type             0 PGS, 1 TGS
-    solver_position_iteration_count, solver_velocity_iteration_count, bounce_threshold_velocity, contact_offset,
-    rest_offset, max_depenetration_velocity, gpu_max_rigid_contact_count, gpu_max_rigid_patch_count
+    solver_type             0 PGS, 1 TGS solver_position_iteration_count, solver_velocity_iteration_count,
+    bounce_threshold_velocity, contact_offset, rest_offset, max_depenetration_velocity,
+    gpu_max_rigid_contact_count, gpu_max_rigid_patch_count
                             PhysX's, by Isaac Lab's names
     max_linear_velocity, max_angular_velocity
                             PhysX clips body velocities there
@@ -117,8 +117,9 @@ class IsaacSimBackend(Backend):
     """Isaac Sim in a worker. Consumes a flat MJCF that is made from the scene (`backends/mjcf.py`), so the
     scene must keep the model contract; SceneError names the rule that it breaks.
 
-    The installation is found by `isaacsim_home.TABLE`; `worker_python=` comes before it. NVIDIA's licence must have
-    been accepted by the user: OMNI_KIT_ACCEPT_EULA=YES in this process's environment, or in `env=`.
+    The installation is found by `isaacsim_home.TABLE`; `worker_python=` comes before it. NVIDIA's licence
+    must have been accepted by the user: OMNI_KIT_ACCEPT_EULA=YES in this process's environment, or in
+    `env=`.
     """
 
     simulator = "isaacsim"

@@ -1,5 +1,6 @@
-"""What an Isaac Sim installation consists of, and what is wrong with it. Kit is not started and nothing of it is
-imported: the first import asks for the licence. `outboard setup isaacsim` and `outboard doctor` ask here."""
+"""What an Isaac Sim installation consists of, and what is wrong with it. Kit is not started and nothing of
+it is imported: the first import asks for the licence. `outboard setup isaacsim` and `outboard doctor` ask
+here."""
 
 from __future__ import annotations
 

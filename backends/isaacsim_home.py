@@ -1,8 +1,8 @@
 """Where an Isaac Sim installation is, and what kind: one table, the first row that says something wins.
 
-Three kinds are known: a home as UniSim's script makes it (`venv/bin/python` and a checkout `IsaacLab/source`), any
-environment into which `isaacsim` and `isaaclab` were installed with pip, and NVIDIA's binary install, whose
-`python.sh` sets the paths that its Python needs.
+Three kinds are known: a home as UniSim's script makes it (`venv/bin/python` and a checkout
+`IsaacLab/source`), any environment into which `isaacsim` and `isaaclab` were installed with pip, and
+NVIDIA's binary install, whose `python.sh` sets the paths that its Python needs.
 """
 
 from __future__ import annotations
@@ -106,6 +106,6 @@ def _not_found(interpreter: str, why: str) -> str:
     return (
         f"there is no Isaac Sim interpreter at {interpreter} ({why.rpartition('(')[2].rstrip(')')}). Set "
         "OUTBOARD_ISAACSIM_PYTHON to the Python of an environment with isaacsim and isaaclab, or "
-        f"OUTBOARD_ISAACSIM_HOME to a folder with one of {', '.join(INTERPRETERS)}. Looked at, in this order: "
-        f"{names}, {DEFAULT_HOME}"
+        f"OUTBOARD_ISAACSIM_HOME to a folder with one of {', '.join(INTERPRETERS)}. Looked at, in this "
+        f"order: {names}, {DEFAULT_HOME}"
     )

@@ -13,7 +13,8 @@ from .isaacsim import IsaacSimBackend
 from .mujoco import MuJoCoBackend
 
 BACKENDS: dict[str, type[Backend]] = {
-    backend.simulator: backend for backend in (MuJoCoBackend, IsaacGymBackend, IsaacSimBackend, FakeBackend)
+    backend.simulator: backend
+    for backend in (MuJoCoBackend, IsaacGymBackend, IsaacSimBackend, FakeBackend)
 }
 
 # What a plain installation can run; the others need an environment or hardware of their own.

@@ -61,9 +61,7 @@ def run(python: str, dry_run: bool, pins: Mapping[str, str] | None = None) -> in
     return 0
 
 
-def fill(
-    seen: Inspection, missing: Sequence[str], site: Path, wanted: Sequence[str] = ()
-) -> None:
+def fill(seen: Inspection, missing: Sequence[str], site: Path, wanted: Sequence[str] = ()) -> None:
     """Install `missing` (pip's words for it: `wanted`) into `site`: under a temporary name, tried out there,
     then renamed."""
     site.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Starts Kit in this process, on one GPU, and ends it. No module of Isaac Sim, Isaac Lab or USD may be imported
-before `App` is there, and torch should not be.
+"""Starts Kit in this process, on one GPU, and ends it. No module of Isaac Sim, Isaac Lab or USD may be
+imported before `App` is there, and torch should not be.
 
 Facts that this file rests on (Isaac Sim 5.1, Isaac Lab 2.3.2): the launcher reads `sys.argv` and hands what
 it does not know to Kit; an argument that is False loses to a variable of the environment; without the two
-multi-GPU settings Kit opens contexts on every GPU of the machine; its handlers of SIGTERM, SIGABRT and SIGSEGV
-call a `close()` that may never return; the first import asks for the licence on standard input.
+multi-GPU settings Kit opens contexts on every GPU of the machine; its handlers of SIGTERM, SIGABRT and
+SIGSEGV call a `close()` that may never return; the first import asks for the licence on standard input.
 """
 
 import faulthandler
@@ -39,7 +39,8 @@ _TROUBLE = (
      "OUTBOARD_ISAACSIM_PYTHON"),
     ("No module named 'isaaclab'", "Isaac Lab is not in this environment: pip install isaaclab there, or set "
      "OUTBOARD_ISAACSIM_HOME to a folder with IsaacLab/source"),
-    ("EXP_PATH", "the isaacsim package of this environment is incomplete: pip install 'isaacsim[all,extscache]'"),
+    ("EXP_PATH", "the isaacsim package of this environment is incomplete: pip install "
+     "'isaacsim[all,extscache]'"),
     ("libcuda", "the CUDA driver's library was not found"),
 )  # fmt: skip
 
@@ -137,7 +138,9 @@ def _selects_by_cuda_index() -> bool:
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for inside in ("app", "source/isaaclab/isaaclab/app"):  # a checkout's package, the wheel's
             try:
-                with open(os.path.join(folder, inside, "app_launcher.py"), encoding="utf-8") as file:
+                with open(
+                    os.path.join(folder, inside, "app_launcher.py"), encoding="utf-8"
+                ) as file:
                     return "activeCudaGpus" in file.read()
             except OSError:
                 continue
@@ -186,4 +189,3 @@ def major(version: str) -> int:
     """5 of "5.1.0"; 0 when it is not known."""
     found: Any = re.match(r"(\d+)", version)
     return int(found.group(1)) if found else 0
-

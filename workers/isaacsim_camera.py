@@ -1,10 +1,10 @@
 """One camera and one light, for pictures of an environment. Imported after Kit has started with cameras."""
 
 import math
-from typing import Any, Tuple
+from typing import Any, Dict, Tuple
 
-import isaaclab.sim as sim_utils  # type: ignore[import-not-found]
 import isaaclab.sensors as sensors  # type: ignore[import-not-found]
+import isaaclab.sim as sim_utils  # type: ignore[import-not-found]
 import numpy as np
 import torch
 
@@ -13,13 +13,17 @@ from ..ipc.messages import Render
 
 # The first frames of a renderer that compiles its shaders are black.
 _WARM_UP = 8
-_LOOK = {"distance": 3.0, "azimuth": 135.0, "elevation": -20.0}  # m, degrees, as MuJoCo's free camera
+_LOOK = {
+    "distance": 3.0,
+    "azimuth": 135.0,
+    "elevation": -20.0,
+}  # m, degrees, as MuJoCo's free camera
 _CENTRE = ("lookat_x", "lookat_y", "lookat_z")  # m, in the environment; default: the robot's root
 
 
 class Camera:
-    """Made before the simulation's reset. Pictures are rendered at the Cfg's size and scaled to what is asked for:
-    a camera's size is fixed when it is made."""
+    """Made before the simulation's reset. Pictures are rendered at the Cfg's size and scaled to what is
+    asked for: a camera's size is fixed when it is made."""
 
     def __init__(self, scene: Any) -> None:
         self._scene, self._warm = scene, False
@@ -44,7 +48,7 @@ class Camera:
                 f"the camera has no {', '.join(unknown)}; it has {', '.join((*_LOOK, *_CENTRE))}"
             )
         eye, centre = self._view(request)
-        where = {"device": scene.device, "dtype": torch.float32}
+        where: Dict[str, Any] = {"device": scene.device, "dtype": torch.float32}
         self._camera.set_world_poses_from_view(
             torch.tensor([eye], **where), torch.tensor([centre], **where)
         )

@@ -7,7 +7,7 @@ Imported after Kit has started.
 
 import math
 import re
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
 import isaaclab.sim as sim_utils  # type: ignore[import-not-found]
 import numpy as np
@@ -106,7 +106,7 @@ def _exactly(name: str) -> str:
     return "^" + re.escape(name) + "$"
 
 
-def _by_joint(contract: Contract, values: Sequence[float]) -> Dict[str, float]:
+def _by_joint(contract: Contract, values: np.ndarray) -> Dict[str, float]:
     return {_exactly(name): float(value) for name, value in zip(contract.joint_names, values)}
 
 
@@ -157,11 +157,10 @@ def _compare_drives(scene: Any) -> None:
         ("effort limit", data.joint_effort_limits, effort),
         ("armature", data.joint_armature, contract.armature),
     ):
-        wrong = ~np.isclose(_read(scene, tensor), wanted, rtol=_RTOL, atol=1e-6).all(axis=0)
+        good = np.isclose(_read(scene, tensor), wanted, rtol=_RTOL, atol=1e-6)
+        wrong = np.logical_not(good.all(axis=0))
         if wrong.any():
-            raise RuntimeError(
-                f"Isaac Sim did not keep the {name} of: {_joints(contract, wrong)}"
-            )
+            raise RuntimeError(f"Isaac Sim did not keep the {name} of: {_joints(contract, wrong)}")
     if not (contract.frictionloss > 0).any():
         return
     got = _read(scene, data.joint_friction_coeff)

@@ -1,11 +1,14 @@
 """The stage: physics settings, ground, one robot, its clones, and the views that `reset` makes of them.
 
-Imported after Kit has started. Isaac Lab's own ground plane is a download, and a plane that is not listed in the
-collision filter holds nobody.
+Imported after Kit has started. Isaac Lab's own ground plane is a download, and a plane that is not listed
+in the collision filter holds nobody.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
+
 import re
-from typing import Any, List
+from typing import Any, Dict, List
 
 import isaaclab.sim as sim_utils  # type: ignore[import-not-found]
 import numpy as np
@@ -16,7 +19,7 @@ from isaacsim.core.cloner import GridCloner  # type: ignore[import-not-found]
 from pxr import UsdGeom, UsdPhysics  # type: ignore[import-not-found]
 
 from ..ipc.device import CPU
-from ..ipc.errors import DevicePlanError
+from ..ipc.errors import DevicePlanError, SceneError
 from ..ipc.messages import Init
 from . import isaacsim_robot, isaacsim_usd
 from .contract import Contract
@@ -44,7 +47,7 @@ class Scene:
         self, init: Init, contract: Contract, version: str, log: EngineLog, progress: Progress
     ) -> None:
         self.init, self.contract, self._log, self._progress = init, contract, log, progress
-        self.options = init.options
+        self.options: Dict[str, Any] = dict(init.options)
         self.version = version  # of Isaac Sim
         self.gpu = init.device.kind != CPU
         self.device = init.device.local if self.gpu else CPU
@@ -53,6 +56,9 @@ class Scene:
         self.notes: List[str] = []
         self.not_reproduced: List[str] = []
         self.sensor: Any = None
+        # Where each of the model's joints and bodies is in the engine's order.
+        self.joint_ids: List[int] = []
+        self.body_ids: List[int] = []
         self.camera: Any = None
 
     def build(self) -> None:
@@ -180,7 +186,13 @@ class Scene:
 
     def _reset(self) -> None:
         """Starts the timeline; the articulation has its tensors only from here on."""
-        self.sim.reset()
+        try:
+            self.sim.reset()
+        except ValueError as error:  # of names that match none, or a pose outside its limits
+            words = " ".join(str(error).split())
+            raise SceneError(
+                f"Isaac Lab refused the robot of {self.contract.path}: {words}"
+            ) from error
         if self.gpu:
             torch.cuda.set_device(self.device)
 

@@ -1,5 +1,5 @@
-"""The moving part of the Isaac Sim worker: targets in, resets, time, fields out. All of it in torch tensors on
-the simulation's device; nothing here waits for the GPU but `ids_of` and `finish`.
+"""The moving part of the Isaac Sim worker: targets in, resets, time, fields out. All of it in torch tensors
+on the simulation's device; nothing here waits for the GPU but `ids_of` and `finish`.
 
 Isaac Lab's frames are nearly ours (wxyz, velocity of the link's origin on offer), but positions include the
 environment's origin, the root's spin is along world axes, and joints and bodies are in the engine's order.
@@ -255,8 +255,10 @@ class State:
         """A sum of squares is not finite where a number is not (or is beyond 1e19, which is no state)."""
         data = self._robot.data
         parts: List[Any] = [data.root_link_pose_w, data.root_link_vel_w, data.joint_pos]
-        squares = sum((part * part).sum(dim=1) for part in (*parts, data.joint_vel))
-        bad = ~torch.isfinite(squares) & ~self._pending  # a reset state is one that the host has checked
+        squares: Any = sum((part * part).sum(dim=1) for part in (*parts, data.joint_vel))
+        bad = (
+            ~torch.isfinite(squares) & ~self._pending
+        )  # a reset state is one that the host has checked
         return (bad | self._bad_ctrl).to(torch.uint8) * ENV_NONFINITE
 
 

@@ -1,16 +1,20 @@
 """From the host's flat MJCF to a USD file, in a cache by content. Imported after Kit has started.
 
-The importer changes in Kit 6: whatever calls it is `convert`. What it is known to lose (Isaac Sim 5.1): gains are
-written in the wrong unit, damping is lost, friction is not read; so the file carries no actuators and
-`isaacsim_robot.py` sets every drive. It makes a second articulation root, `worldBody`, which is never the robot.
+The importer changes in Kit 6: whatever calls it is `convert`. What it is known to lose (Isaac Sim 5.1):
+gains are written in the wrong unit, damping is lost, friction is not read; so the file carries no actuators
+and `isaacsim_robot.py` sets every drive. It makes a second articulation root, `worldBody`, which is never
+the robot.
 """
+
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
 
 import hashlib
 import os
 import shutil
 import tempfile
 import time
-from typing import Iterator, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 from isaaclab.sim.converters import (  # type: ignore[import-not-found]
     MjcfConverter,
@@ -130,7 +134,7 @@ def _roots(usd: str) -> Tuple[str, List[str]]:
     return str(top.GetPath()), list(_marked(top))
 
 
-def _marked(top: "Usd.Prim") -> Iterator[str]:
+def _marked(top: Any) -> Iterator[str]:
     for prim in Usd.PrimRange(top):
         if prim.HasAPI(UsdPhysics.ArticulationRootAPI):
             yield str(prim.GetPath())

@@ -1,15 +1,16 @@
 """`isaacsim`: Isaac Sim through Isaac Lab, in Kit's own Python (3.11 for Isaac Sim 5).
 
-The order is Isaac Lab's: the launcher first and all else after it, so every module of ours that imports Isaac Lab,
-USD or torch is imported in `build`. What is settled, and where:
+The order is Isaac Lab's: the launcher first and all else after it, so every module of ours that imports
+Isaac Lab, USD or torch is imported in `build`. What is settled, and where:
 
 * Kit on one GPU, its licence, its signals, its end (`isaacsim_app.py`);
 * the model, by a USD file in a cache of ours (`isaacsim_usd.py`), and the stage (`isaacsim_scene.py`);
 * drives in SI units, joints and bodies by name, what the engine kept (`isaacsim_robot.py`);
 * targets written and views updated in every substep, resets, frames (`isaacsim_state.py`).
 
-State is torch tensors on the simulation's GPU. Into the arena they go within the GPU, into the block by one copy
-for each field. The physics view's tensors are copies that the engine makes for us, and so is the evidence.
+State is torch tensors on the simulation's GPU. Into the arena they go within the GPU, into the block by one
+copy for each field. The physics view's tensors are copies that the engine makes for us, and so is the
+evidence.
 """
 
 from typing import Any, Dict, List, Mapping, Sequence, Tuple

@@ -1,5 +1,8 @@
 """The articulation: buffers that are written later, and reads that are of the last update."""
 
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
+
 import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 

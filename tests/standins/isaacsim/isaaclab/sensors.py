@@ -16,7 +16,7 @@ __all__ = ["Camera", "CameraCfg", "ContactSensor", "ContactSensorCfg"]
 
 
 class ContactSensor:
-    """Net forces of the bodies that match, in the order of their names."""
+    """Net forces of the bodies that match, from the last name to the first."""
 
     def __init__(self, cfg: ContactSensorCfg) -> None:
         validate(cfg)
@@ -32,8 +32,9 @@ class ContactSensor:
         folder = self.cfg.prim_path.rpartition("/")[0].replace(".*", "0")
         bodies = KIT.stage.GetPrimAtPath(folder)
         names = [str(child.GetName()) for child in bodies.GetChildren()] if bodies else []
-        self.body_names: List[str] = sorted(n for n in names if re.fullmatch(
-            self.cfg.prim_path.rpartition("/")[2], n))  # fmt: skip
+        leaf = self.cfg.prim_path.rpartition("/")[2]
+        found = [name for name in names if re.fullmatch(leaf, name)]
+        self.body_names: List[str] = sorted(found, reverse=True)
         if not self.body_names:
             raise RuntimeError(f"Sensor at path '{self.cfg.prim_path}' could not find any bodies")
         self._order = [self._engine.body_names.index(name) for name in self.body_names]

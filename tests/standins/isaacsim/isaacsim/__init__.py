@@ -1,5 +1,5 @@
-"""The stand-in's `isaacsim`: its first import asks for the licence on standard input, and tells where Kit's files
-are."""
+"""The stand-in's `isaacsim`: its first import asks for the licence on standard input, and tells where Kit's
+files are."""
 
 import os
 

@@ -1,5 +1,8 @@
-"""The stand-in's physics: one MjData per environment. Names, orders and frames here are MuJoCo's; `view.py` turns
-them into those of the physics views."""
+"""The stand-in's physics: one MjData per environment. Names, orders and frames here are MuJoCo's; `view.py`
+turns them into those of the physics views."""
+
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
 
 import xml.etree.ElementTree as ET
 from typing import Any, Dict, List, Optional
@@ -106,8 +109,7 @@ class Engine:
     def _write_joints(self, root: ET.Element, world: ET.Element) -> None:
         props, actuators = self.props, ET.SubElement(root, "actuator")
         for i, joint in enumerate(world.iter("joint")):
-            low, high = props.limits[i]
-            limited = high < 1e29
+            limited = props.limits[i, 1] < 1e29
             joint.set("limited", "true" if limited else "false")
             if limited:
                 joint.set("range", _text(props.limits[i]))

@@ -1,9 +1,12 @@
 """The stand-in's MJCF importer: it writes a USD file, and loses what the original is known to lose.
 
 Friction of joints and shapes, gains and joint damping are lost; a range counts only where the joint says
-limited="true"; there is always a second articulation root, `worldBody`. The model itself travels as text in the
-default prim's custom data: the physics behind is MuJoCo's.
+limited="true"; there is always a second articulation root, `worldBody`. The model itself travels as text in
+the default prim's custom data: the physics behind is MuJoCo's.
 """
+
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
 
 import copy
 import os
@@ -68,11 +71,14 @@ def _lossy(root: ET.Element, fix_base: bool) -> ET.Element:
     for joint in root.iter("joint"):
         for name in ("frictionloss", "damping", "stiffness"):
             joint.attrib.pop(name, None)
-        if joint.get("limited") != "true":
+        if joint.get("limited") != "true" or SETTINGS.limits != "imported":
             joint.attrib.pop("range", None)
             joint.set("limited", "false")
-        if SETTINGS.names == "changed":
+        if SETTINGS.names == "joints":
             joint.set("name", joint.get("name", "") + "_0")
+    for body in root.iter("body"):
+        if SETTINGS.names == "bodies":
+            body.set("name", body.get("name", "") + "_0")
     for geom in root.iter("geom"):
         geom.attrib.pop("friction", None)
     world = root.find("worldbody")

@@ -20,13 +20,17 @@ class Settings:
         # ok; software: a line in the log, and physics somewhere else; cpu: tensors in host memory
         # whatever was asked; zeros: a simulation that does nothing, without a word; segv
         self.physics = take("physics", "ok")
-        self.importer = take("importer", "ok")  # ok; exit: the process ends with 0; none: no file; slow
+        self.importer = take(
+            "importer", "ok"
+        )  # ok; exit: the process ends with 0; none: no file; slow
         self.order = take("order", "permuted")  # permuted; document: of joints and bodies
         self.envs = take("envs", "same")  # same; reversed: rows of the view
-        self.names = take("names", "same")  # same; changed: the importer renames a joint
+        self.names = take("names", "same")  # same; joints, bodies: the importer renames them
         self.gains = take("gains", "held")  # held; lost: stiffness is not kept
-        self.limits = take("limits", "held")  # held; lost: joint limits are not kept
-        self.masses = take("masses", "imported")  # imported; lost: mass 1 until set; stuck: for ever
+        self.limits = take("limits", "imported")  # imported; lost: none until set; stuck: for ever
+        self.masses = take(
+            "masses", "imported"
+        )  # imported; lost: mass 1 until set; stuck: for ever
         self.friction = take("friction", "held")  # held; lost: of shapes
         self.complain = take("complain", "")  # a text that every step logs
         # exit: the process ends inside, with code 0; hang: for ever; return

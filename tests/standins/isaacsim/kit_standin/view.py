@@ -1,7 +1,7 @@
 """The stand-in's physics views: torch tensors in the engine's order and frames, xyzw, positions in the world.
 
-A getter refills the same tensor each time. State is on the simulation's device; masses and the like are in host
-memory and take indices there, whatever the device is.
+A getter refills the same tensor each time. State is on the simulation's device; masses and the like are in
+host memory and take indices there, whatever the device is.
 """
 
 from types import SimpleNamespace
@@ -126,7 +126,7 @@ class ArticulationView:
         return self._get_dofs("limits")
 
     def set_dof_limits(self, data: Any, indices: Any) -> None:
-        if SETTINGS.limits == "held":
+        if SETTINGS.limits != "stuck":
             self._set_dofs("limits", data, indices)
 
     def get_dof_stiffnesses(self) -> Any:

@@ -1,5 +1,5 @@
-"""Starts Kit: reads and edits `sys.argv`, takes keys out of its argument, swaps standard output, and puts handlers
-on signals that call a close() which never returns."""
+"""Starts Kit: reads and edits `sys.argv`, takes keys out of its argument, swaps standard output, and puts
+handlers on signals that call a close() which never returns."""
 
 import json
 import os
@@ -34,6 +34,10 @@ class SimulationApp:
         return KIT.running
 
 
+def _close_for_ever(number: int, frame: Any) -> None:
+    hang()
+
+
 class AppLauncher:
     def __init__(self, launcher_args: Optional[Dict[str, Any]] = None, **kwargs: Any) -> None:
         args: Dict[str, Any] = {} if launcher_args is None else launcher_args
@@ -49,7 +53,7 @@ class AppLauncher:
         given = dict(args)
         if set(args) - _KNOWN:
             raise ValueError(f"no such settings: {sorted(set(args) - _KNOWN)}")
-        os.environ["EXP_PATH"]  # noqa: B018 - KeyError unless isaacsim was imported
+        os.environ["EXP_PATH"]
         self._resolve(args)
         if "-h" in sys.argv or "--help" in sys.argv:
             raise SystemExit(0)
@@ -65,7 +69,7 @@ class AppLauncher:
         KIT.cameras = self._cameras
         self._app = SimulationApp()
         for number in (signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGINT):
-            signal.signal(number, lambda *_: hang())
+            signal.signal(number, _close_for_ever)
 
     @property
     def app(self) -> SimulationApp:
@@ -80,7 +84,9 @@ class AppLauncher:
             int(os.environ.get("ENABLE_CAMERAS", 0))
         )
         if streaming or xr or not headless:
-            die(f"a window or a stream is opened: headless={headless} livestream={streaming} xr={xr}")
+            die(
+                f"a window or a stream is opened: headless={headless} livestream={streaming} xr={xr}"
+            )
         device = args.get("device", "cuda:0")
         if "cuda" not in device and "cpu" not in device:
             raise ValueError(f"device {device}: 'cuda', 'cuda:N' or 'cpu' is expected")
@@ -93,13 +99,17 @@ class AppLauncher:
             die("contexts are opened on every GPU of the machine")
 
     def _launch(self) -> None:
-        hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if re.match(".*lab.*", name)}
+        hidden = {
+            name: sys.modules.pop(name) for name in list(sys.modules) if re.match(".*lab.*", name)
+        }
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             time.sleep(SETTINGS.launch_s)
             info("Starting kit application with the following args: ...")
             if SETTINGS.physics == "renderer":
-                error("getCudaDeviceOrdinal: unable to get a valid CUDA device id. Defaulting to GPU0")
+                error(
+                    "getCudaDeviceOrdinal: unable to get a valid CUDA device id. Defaulting to GPU0"
+                )
             KIT.running = True
         finally:
             sys.stdout.close()

@@ -1,5 +1,8 @@
 """The simulation context, spawners and stage helpers."""
 
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
+
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ from kit_standin.view import SimulationView
 
 require(__name__)
 
-from pxr import Gf, Sdf, Usd, UsdGeom, UsdPhysics, UsdShade  # noqa: E402, F401
+from pxr import Usd, UsdGeom, UsdPhysics, UsdShade  # noqa: E402
 
 from .configs import (  # noqa: E402
     ArticulationRootPropertiesCfg,
@@ -115,7 +118,7 @@ class SimulationContext:
         self.physics_sim_view: Any = None
         self._raised: Optional[Exception] = None
         UsdPhysics.Scene.Define(KIT.stage, self.cfg.physics_prim_path)
-        if SETTINGS.physics == "software" and "cuda" in self.device or SETTINGS.physics == "log":
+        if (SETTINGS.physics == "software" and "cuda" in self.device) or SETTINGS.physics == "log":
             error("PhysX error: GPU solver pipeline failed, switching to software")
         if SETTINGS.physics == "segv":
             segfault()

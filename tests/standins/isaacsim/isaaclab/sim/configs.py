@@ -1,5 +1,5 @@
-"""Configurations, with the original's names and defaults where ours differ from them on purpose. An unknown keyword
-is a TypeError, a missing value is found by `validate`."""
+"""Configurations, with the original's names and defaults where ours differ from them on purpose. An unknown
+keyword is a TypeError, a missing value is found by `validate`."""
 
 import dataclasses
 from dataclasses import dataclass, field

@@ -17,7 +17,9 @@ class MjcfConverter:
     def __init__(self, cfg: Any) -> None:
         validate(cfg)
         if "isaacsim.asset.importer.mjcf" not in KIT.extensions:
-            raise RuntimeError("the command MJCFCreateAsset is not there: its extension is not enabled")
+            raise RuntimeError(
+                "the command MJCFCreateAsset is not there: its extension is not enabled"
+            )
         if not os.path.isfile(cfg.asset_path):
             raise ValueError(f"The asset path does not exist: {cfg.asset_path}")
         stem, _ = os.path.basename(cfg.asset_path).split(".")  # ValueError for a second dot

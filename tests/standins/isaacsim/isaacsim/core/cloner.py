@@ -1,5 +1,8 @@
 """Clones of environment 0 on a grid, and the filter that keeps them from touching one another."""
 
+# pyright: reportAttributeAccessIssue=false
+# (USD makes its names at run time.)
+
 import math
 import time
 from typing import Any, List, Optional, Sequence
