@@ -26,11 +26,8 @@ from outboard.ipc.layout import PUBLISHABLE
 
 UUID = "GPU-ce08eab0-0000-4000-8000-000000000006"
 
-# A plan for a GPU on a machine without one: the driver is not asked, and torch's current device is not set.
-NO_DRIVER = [
-    ["isaacsim_worker", "        device_probe.check_device(init)\n", ""],
-    ["isaacsim_scene", "            torch.cuda.set_device(self.device)\n", "            pass\n"],
-]
+# A plan for a GPU on a machine without one: the driver is not asked.
+NO_DRIVER = [["isaacsim_worker", "        device_probe.check_device(init)\n", ""]]
 
 
 def run(job: dict[str, Any], scenes: dict[str, Any], reference: str) -> dict[str, str]:

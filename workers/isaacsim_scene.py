@@ -12,7 +12,6 @@ from typing import Any, Dict, List
 
 import isaaclab.sim as sim_utils  # type: ignore[import-not-found]
 import numpy as np
-import torch
 from isaaclab.assets import Articulation  # type: ignore[import-not-found]
 from isaaclab.sensors import ContactSensor, ContactSensorCfg  # type: ignore[import-not-found]
 from isaacsim.core.cloner import GridCloner  # type: ignore[import-not-found]
@@ -185,7 +184,8 @@ class Scene:
         sim_utils.bind_physics_material(GROUND + "/plane", GROUND + "/material")
 
     def _reset(self) -> None:
-        """Starts the timeline; the articulation has its tensors only from here on."""
+        """Starts the timeline; the articulation has its tensors only from here on. Isaac Lab puts torch's
+        current device right after it, and after each step."""
         try:
             self.sim.reset()
         except ValueError as error:  # of names that match none, or a pose outside its limits
@@ -193,8 +193,6 @@ class Scene:
             raise SceneError(
                 f"Isaac Lab refused the robot of {self.contract.path}: {words}"
             ) from error
-        if self.gpu:
-            torch.cuda.set_device(self.device)
 
     # -- what came of it -----------------------------------------------------------------------------
 
