@@ -33,6 +33,7 @@ class ArticulationData:
 
     def update(self, dt: float) -> None:
         self.now += dt
+        _ = self.joint_vel  # for the accelerations: joint velocities are always those of the update
 
     def stale(self, names: Sequence[str]) -> None:
         for name in names:
