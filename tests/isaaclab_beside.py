@@ -11,7 +11,6 @@ What the wheel's two files import of Kit is stubbed here; what they compute with
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 import tempfile
@@ -34,7 +33,7 @@ def standin_robot(folder: Path) -> Any:
     from outboard.backends import mjcf
 
     flat = mjcf.export_flat(mjcf.inspect(write_scene(folder, "floating")), folder / "models")
-    import isaacsim  # noqa: F401
+    importlib.import_module("isaacsim")
     from isaaclab.app import AppLauncher
 
     kit_args = "--/renderer/multiGpu/autoEnable=False --/renderer/multiGpu/maxGpuCount=1"

@@ -208,8 +208,7 @@ def test_kit_is_started_as_it_must_be(
         monkeypatch.setenv(name, value)
     seen, path = tmp_path / "seen.json", "/none"
     env = {**standin(record=seen), "LIVESTREAM": "1", "XR": "1", "ENABLE_CAMERAS": "1"}
-    plan = {"rank": 0}  # else RANK of 8 would want a plan
-    with IsaacSimBackend(device="cpu", scene="arm7", num_envs=1, env=env, **plan):
+    with IsaacSimBackend(device="cpu", scene="arm7", num_envs=1, env=env, rank=0):
         pass
     said = json.loads(seen.read_text())
     assert said["args"] == {
