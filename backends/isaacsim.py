@@ -15,6 +15,7 @@ from ..ipc.messages import MAX_PIXELS, Scalar
 from . import interpreters, isaacsim_home, mjcf
 from .arguments import Cfg
 from .backend import Backend
+from .events import LOG
 from .launch import Order
 from .mjcf_contract import write_contract
 from .traits import Traits
@@ -154,7 +155,12 @@ class IsaacSimBackend(Backend):
         options["contract"] = str(write_contract(model, flat, models))
         options["package_root"] = found.package_root
         options["usd_cache"] = str(interpreters.cache_folder() / "usd")
-        options["cache"] = "" if re.search(r"\s", cache) else cache
+        options["cache"] = cache
+        if re.search(r"\s", cache):
+            LOG.warning(
+                "Kit's own cache stays shared: its arguments are split at the blanks of %s", cache
+            )
+            options["cache"] = ""
         # Of the GPU in PCI order, which a masked worker cannot know; -1: nobody does.
         index = order.plan.host_index
         options["physical_index"] = -1 if index is None else index

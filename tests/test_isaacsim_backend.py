@@ -243,6 +243,9 @@ def test_what_is_not_reproduced_is_said(home: Path, tmp_path: Path) -> None:
     with IsaacSimBackend(device="cpu", scene=path, num_envs=1) as sim:
         assert "joint limits: 3 written and read back" in sim.report["notes"]
         assert not any(said.startswith("frictionloss") for said in sim.model.not_reproduced)
+    env = standin(physics="renderer")
+    with IsaacSimBackend(device="cpu", scene=path, num_envs=1, env=env) as sim:
+        assert any("Defaulting to GPU0" in note for note in sim.report["notes"])
     lossy = standin(limits="stuck", friction="lost")
     text = path.read_text().replace('"0.4 0.005', '"0.3 0.005', 1)
     path.write_text(text)

@@ -271,8 +271,7 @@ class Articulation:
         self.data.root_com_vel_w[slice(None) if env_ids is None else env_ids] = root_velocity
         self.root_physx_view.set_root_velocities(self.data.root_com_vel_w, self._ids(env_ids))
 
-    # The original's names for the same: of the centre of mass.
-    write_root_velocity_to_sim = write_root_com_velocity_to_sim
+    write_root_velocity_to_sim = write_root_com_velocity_to_sim  # the same, in the original too
 
     def write_root_link_velocity_to_sim(self, root_velocity: Any, env_ids: Any = None) -> None:
         rows = slice(None) if env_ids is None else env_ids
