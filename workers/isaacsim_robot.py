@@ -51,7 +51,7 @@ def articulation_cfg(scene: Any, prim_path: str) -> Any:
     return ArticulationCfg(
         prim_path=prim_path,
         # Without it the importer's empty `worldBody` makes two roots, which Articulation refuses.
-        articulation_root_prim_path=scene.root_path,
+        articulation_root_prim_path=scene.paths.root,
         spawn=spawn,
         init_state=_init_state(contract),
         soft_joint_pos_limit_factor=1.0,

@@ -139,7 +139,7 @@ class Scene:
             bool(options["self_collision"]),
             self.version,
         )
-        self.root_path = isaacsim_usd.articulation_root(self.usd, contract.body_names[0])
+        self.paths = isaacsim_usd.robot_paths(self.usd, contract.body_names[0])
 
     def _clone(self) -> None:
         """Ground, robot of environment 0, sensors; then all others are clones of environment 0."""
@@ -163,7 +163,7 @@ class Scene:
         self.origins = np.array(origins, np.float32).reshape(count, 3)
         self.env_paths = [str(path) for path in paths]
         if "contact_force" in self.init.publish:
-            bodies = ROBOT + self.root_path.rpartition("/")[0] + "/.*"
+            bodies = ROBOT + self.paths.bodies + "/.*"
             self.sensor = ContactSensor(ContactSensorCfg(prim_path=bodies, update_period=0.0))
         if self.init.render:
             from .isaacsim_camera import Camera

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, NamedTuple
 
 from isaaclab.sim.converters import (  # type: ignore[import-not-found]
     MjcfConverter,
@@ -111,30 +111,38 @@ def _remove_stale(cache: str) -> None:
             continue  # another rank removes it too
 
 
-def articulation_root(usd: str, root_body: str) -> str:
-    """The path of the robot's articulation root below the file's default prim. SceneError when there is none,
-    or more than one."""
-    top, paths = _roots(usd)
-    ours = [path for path in paths if path.rpartition("/")[2] != "worldBody"]
-    # A fixed base may carry the mark on the joint that fixes it, or on the folder of the bodies.
-    named = [path for path in ours if path.rpartition("/")[2] == root_body]
-    chosen = named if len(ours) > 1 else ours
-    if len(chosen) != 1:
-        raise SceneError(
-            f"the imported robot has {len(ours)} articulation roots, not one: {', '.join(ours) or 'none'}"
-        )
-    return chosen[0][len(top) :]
+class RobotPaths(NamedTuple):
+    """Below the place where the file is referenced."""
+
+    root: str  # the articulation's root
+    bodies: str  # the folder of the bodies
 
 
-def _roots(usd: str) -> Tuple[str, List[str]]:
+def robot_paths(usd: str, root_body: str) -> RobotPaths:
+    """Where the robot is in the file. SceneError when it has no articulation root, or more than one."""
     stage = Usd.Stage.Open(usd)
     top = stage.GetDefaultPrim()
     if not top:
         raise SceneError(f"Isaac Sim's importer gave {usd} no default prim")
-    return str(top.GetPath()), list(_marked(top))
+    paths = [str(p.GetPath()) for p in _with(top, UsdPhysics.ArticulationRootAPI)]
+    ours = [path for path in paths if _name(path) != "worldBody"]
+    # A fixed base may carry the mark on the joint that fixes it, or on the folder of the bodies.
+    chosen = [path for path in ours if _name(path) == root_body] if len(ours) > 1 else ours
+    if len(chosen) != 1:
+        raise SceneError(
+            f"the imported robot has {len(ours)} articulation roots, not one: {', '.join(ours) or 'none'}"
+        )
+    bodies = [str(p.GetPath()) for p in _with(top, UsdPhysics.RigidBodyAPI)]
+    hub = next((path for path in bodies if _name(path) == root_body), "")
+    if not hub:
+        raise SceneError(f"the imported robot has no body {root_body}: {', '.join(bodies)}")
+    start = len(str(top.GetPath()))
+    return RobotPaths(chosen[0][start:], hub.rpartition("/")[0][start:])
 
 
-def _marked(top: Any) -> Iterator[str]:
-    for prim in Usd.PrimRange(top):
-        if prim.HasAPI(UsdPhysics.ArticulationRootAPI):
-            yield str(prim.GetPath())
+def _with(top: Any, api: Any) -> Iterator[Any]:
+    return (prim for prim in Usd.PrimRange(top) if prim.HasAPI(api))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

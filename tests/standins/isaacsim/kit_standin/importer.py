@@ -77,7 +77,7 @@ def _lossy(root: ET.Element, fix_base: bool) -> ET.Element:
         if SETTINGS.names == "joints":
             joint.set("name", joint.get("name", "") + "_0")
     for body in root.iter("body"):
-        if SETTINGS.names == "bodies":
+        if SETTINGS.names in ("bodies", body.get("name")):
             body.set("name", body.get("name", "") + "_0")
     for geom in root.iter("geom"):
         geom.attrib.pop("friction", None)

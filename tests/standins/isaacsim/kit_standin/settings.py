@@ -25,7 +25,7 @@ class Settings:
         )  # ok; exit: the process ends with 0; none: no file; slow
         self.order = take("order", "permuted")  # permuted; document: of joints and bodies
         self.envs = take("envs", "same")  # same; reversed: rows of the view
-        self.names = take("names", "same")  # same; joints, bodies: the importer renames them
+        self.names = take("names", "same")  # same; joints, bodies, leg: the importer renames
         self.gains = take("gains", "held")  # held; lost: stiffness is not kept
         self.limits = take("limits", "imported")  # imported; lost: none until set; stuck: for ever
         self.masses = take(
