@@ -1,10 +1,10 @@
 """The moving part of the Isaac Sim worker: targets in, resets, time, fields out. All of it in torch tensors
-on the simulation's device; nothing here waits for the GPU but `ids_of` and `finish`.
+on the simulation's device; in a step nothing here waits for the GPU but `ids_of` and `finish`.
 
 Isaac Lab's frames are nearly ours (wxyz, velocity of the link's origin on offer), but positions include the
 environment's origin, the root's spin is along world axes, and joints and bodies are in the engine's order.
-What a reset wrote is kept here until the next step and published from here: bit for bit, and with poses and
-velocities of bodies by forward kinematics, which the engine's own caches have for the pose alone.
+What a reset wrote is kept here until the next step and published from here: bit for bit, with poses and
+velocities of bodies by forward kinematics. Isaac Lab has fresh poses after a reset, and stale velocities.
 Imported after Kit has started.
 """
 
