@@ -18,6 +18,7 @@ from .custom import CustomBackend, CustomCfg
 from .device_plan import DevicePlan
 from .fake import FakeBackend, FakeCfg
 from .isaacgym import IsaacGymBackend, IsaacGymCfg
+from .isaacsim import IsaacSimBackend, IsaacSimCfg
 from .mjwarp import MJWarpBackend, MJWarpCfg
 from .mujoco import MuJoCoBackend, MuJoCoCfg
 from .rank_check import plan_together
@@ -37,6 +38,8 @@ __all__ = [
     "FakeCfg",
     "IsaacGymBackend",
     "IsaacGymCfg",
+    "IsaacSimBackend",
+    "IsaacSimCfg",
     "MJWarpBackend",
     "MJWarpCfg",
     "Model",

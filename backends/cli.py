@@ -21,6 +21,7 @@ from . import (
     registry,
     run_job,
     setup_isaacgym,
+    setup_isaacsim,
     setup_worker,
     terminal,
 )
@@ -158,6 +159,17 @@ def setup_isaacgym_(**options: Any) -> int:
     Can be run again at any time: what is done already is skipped.
     """
     return setup_isaacgym.run(setup_isaacgym.Request(**options))
+
+
+@setup.command("isaacsim")
+@click.option("--python", metavar="PATH", default="", help="[default: where discovery looks]")
+@click.option("--dry-run", is_flag=True, help="Only say what would be installed, and how.")
+def setup_isaacsim_(python: str, dry_run: bool) -> int:
+    """Make an Isaac Sim that is installed usable as it is.
+
+    Checks its versions and gives its Python what a worker needs, in a folder of ours; writes nothing there.
+    """
+    return setup_isaacsim.run(python, dry_run)
 
 
 def _add_setup(name: str, traits: Traits) -> None:

@@ -77,7 +77,7 @@ def unknown_field_refused(bench: Bench) -> None:
 @check(SIMULATOR)
 def one_environment(bench: Bench) -> None:
     """num_envs=1 keeps the leading axis, and moves as environment 0 of many does (to rounding: a compiler may
-    take environments four at a time, and the last ones singly)."""
+    take environments four at a time and the last ones singly, and a centred grid has another origin)."""
     many = run(bench.sim, STEPS)[-1]
     with bench.open(num_envs=1) as sim:
         one = run(sim, STEPS)[-1]

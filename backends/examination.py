@@ -25,6 +25,8 @@ from . import (
     interpreters,
     isaacgym_check,
     isaacgym_home,
+    isaacsim_check,
+    isaacsim_home,
     logs,
     memory,
     registry,
@@ -33,6 +35,7 @@ from . import (
 )
 from .inventory import HostGpu
 from .isaacgym import IsaacGymBackend
+from .isaacsim import IsaacSimBackend
 
 # The import of torch from a cold disk.
 _TORCH_S = 120.0
@@ -130,6 +133,8 @@ def simulator_facts(name: str, worker_python: str | None) -> SimulatorFacts:
     backend = registry.find(name)
     if issubclass(backend, IsaacGymBackend):
         return isaacgym_facts(name, worker_python)
+    if issubclass(backend, IsaacSimBackend):
+        return isaacsim_facts(name, worker_python)
     traits = backend.traits
     python = interpreters.locate_for(traits, worker_python)
     seen = interpreters.inspect(python, interpreters.WORKER_PACKAGES + traits.packages)
@@ -168,6 +173,26 @@ def isaacgym_facts(name: str, worker_python: str | None) -> SimulatorFacts:
         isaacgym_check.with_help(seen.warning) if seen.warning else "",
         interpreters.setup_line(found.python) if ours else "", found.why,
     )  # fmt: skip
+
+
+def isaacsim_facts(name: str, worker_python: str | None) -> SimulatorFacts:
+    """Where it is by the discovery table, its versions, and whether its licence is accepted; Kit is not
+    started."""
+    try:
+        found = isaacsim_home.find(os.environ, worker_python)
+    except WorkerLaunchError:
+        return SimulatorFacts(name, "", "", {}, {}, "is not installed", "outboard setup isaacsim")
+    seen = isaacsim_check.check(found, os.environ)
+    ours = {} if seen.problems else interpreters.inspect(found.python).missing
+    problem, install = "; it ".join(seen.problems), ""
+    if ours:
+        install = interpreters.setup_line(found.python, "isaacsim")
+    elif not problem and not os.environ.get(isaacsim_check.LICENCE):
+        problem = f"waits for you: {isaacsim_check.LICENCE} is not set"
+        install = f"read NVIDIA's Omniverse licence, then export {isaacsim_check.LICENCE}=YES"
+    return SimulatorFacts(
+        name, found.python, seen.version, seen.found, ours, problem, install, found.why
+    )
 
 
 def gpu_facts() -> GpuFacts:

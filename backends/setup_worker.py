@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -31,8 +31,11 @@ PIP_FLAGS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-
 _PIP_ENV = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run(python: str, dry_run: bool) -> int:
-    """The command; 0 when that interpreter can run workers at the end. WorkerLaunchError."""
+def run(python: str, dry_run: bool, pins: Mapping[str, str] | None = None) -> int:
+    """The command; 0 when that interpreter can run workers at the end. WorkerLaunchError.
+
+    pins: package -> what pip is asked for in its place, where a simulator allows some versions only.
+    """
     console = terminal.console()
     python = interpreters.locate(python)
     seen = require_python(interpreters.inspect(python))
@@ -41,14 +44,15 @@ def run(python: str, dry_run: bool) -> int:
         found = ", ".join(f"{name} {number}" for name, number in seen.found.items())
         say(console, f"Python {version} has all a worker needs: {found}. Nothing to do.")
         return 0
-    missing = tuple(seen.missing)
+    missing, pins = tuple(seen.missing), pins or {}
+    wanted = [pins.get(name, name) for name in missing]
     site = interpreters.site_folder(python)
     say(console, f"Python {version} lacks {', '.join(missing)}; they go into {site}")
     if dry_run:
-        say(console, f"would run: {shlex.join(_pip(seen, missing, site))}")
+        say(console, f"would run: {shlex.join(_pip(seen, wanted, site))}")
         return 0
     with console.status("installing"):
-        fill(seen, missing, site)
+        fill(seen, missing, site, wanted)
     done = interpreters.inspect(python)
     if not done.good:
         raise WorkerLaunchError(f"{python} still lacks {why(done)} after the set-up of {site}")
@@ -57,14 +61,15 @@ def run(python: str, dry_run: bool) -> int:
     return 0
 
 
-def fill(seen: Inspection, missing: Sequence[str], site: Path) -> None:
-    """Install `missing` into `site`: under a temporary name, tried out there, then renamed."""
+def fill(seen: Inspection, missing: Sequence[str], site: Path, wanted: Sequence[str] = ()) -> None:
+    """Install `missing` (pip's words for it: `wanted`) into `site`: under a temporary name, tried out there,
+    then renamed."""
     site.parent.mkdir(parents=True, exist_ok=True)
     with alone(site.parent), tempfile.TemporaryDirectory(
         prefix=f".{site.name}-", dir=site.parent
     ) as work:  # fmt: skip
         fresh = Path(work) / "new"
-        install(_pip(seen, missing, fresh))
+        install(_pip(seen, wanted or missing, fresh))
         tried = interpreters.inspect(seen.python, tuple(missing), fresh)
         if not tried.good:
             raise WorkerLaunchError(f"what pip installed for {seen.python} fails: {why(tried)}")

@@ -7,51 +7,28 @@ published numbers that are not those of MuJoCo's own worker. Unedited, the worke
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from isaacgym_home import SCENES, gym_home, write_scene
+from mutants import ABORT, DIFFERS, OK, RAISED, SEGV, Job, check, edit
 from outboard.backends import mjcf
 from outboard.backends.isaacgym import IsaacGymCfg
 from outboard.backends.mjcf_contract import write_contract
+from workshop import Workshop
 
 __all__ = ["gym_home"]
 
 TESTS = Path(__file__).resolve().parent
-OK, DIFFERS, RAISED, ABORT, SEGV = "ok", "differs", "raised", "SIGABRT", "SIGSEGV"
 FRAMES, TENSORS, PROPS, BUILD, STATE, WORKER, LOG = (
     "isaacgym_frames", "isaacgym_tensors", "isaacgym_properties", "isaacgym_build", "isaacgym_state",
     "isaacgym_worker", "engine_log",
 )  # fmt: skip
-
-
-class Job(NamedTuple):
-    """A worker, perhaps with a mistake in it, and how its life must end."""
-
-    name: str
-    module: str = ""
-    old: str = ""
-    new: str = ""
-    end: str = DIFFERS
-    said: str = ""  # a regular expression
-    settings: str = ""
-    pipeline: str = "gpu"
-    scene: str = "floating"
-    torch: bool = False
-    lives: int = 1
-
-
-def edit(name: str, module: str, old: str, new: str = "", **more: Any) -> Job:
-    return Job(name, module, old, new, **more)
 
 
 RIGHT = [
@@ -246,37 +223,13 @@ FAILURES = [
 
 @pytest.fixture(scope="module")
 def workshop(gym_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(gym_home, tmp_path_factory.mktemp("mutants"))
-
-
-class Workshop:
-    """Runs lists of jobs, each list once, in two processes of Python 3.8 whose forks start at once."""
-
-    def __init__(self, home: Path, folder: Path) -> None:
-        self._home, self._folder = home, folder
-        self._known: dict[str, dict[str, dict[str, str]]] = {}
-        scenes = {name: _scene(folder, name, home) for name in SCENES}
-        self._work = {"scenes": scenes, "reference": str(folder / "reference")}
-        _run(home, folder, "reference", self._work)
-        missing = {**scenes["fixed"], "flat": str(folder / "none.xml")}
-        self._work["scenes"] = {**scenes, "missing": missing}
-
-    def results(self, name: str, jobs: Sequence[Job]) -> dict[str, dict[str, str]]:
-        """By the names of the jobs."""
-        if name not in self._known:
-            self._known[name] = self._run(name, jobs)
-        return self._known[name]
-
-    def _run(self, name: str, jobs: Sequence[Job]) -> dict[str, dict[str, str]]:
-        halves = [jobs[::2], jobs[1::2]]
-        works = [{**self._work, "jobs": _as_data(half)} for half in halves]
-        with ThreadPoolExecutor(2) as pool:
-            done = [
-                pool.submit(_run, self._home, self._folder, f"{name}{i}", work)
-                for i, work in enumerate(works)
-            ]
-            answers = [each for one in done for each in one.result()]
-        return dict(zip([job.name for half in halves for job in half], answers, strict=True))
+    folder = tmp_path_factory.mktemp("mutants")
+    scenes = {name: _scene(folder, name, gym_home) for name in SCENES}
+    missing = {**scenes["fixed"], "flat": str(folder / "none.xml")}
+    python = gym_home / "miniconda3" / "envs" / "hsgym" / "bin" / "python3.8"
+    return Workshop(
+        folder, python, TESTS / "isaacgym_mutants.py", scenes, {**scenes, "missing": missing}
+    )
 
 
 def _scene(folder: Path, name: str, home: Path) -> dict[str, Any]:
@@ -287,33 +240,6 @@ def _scene(folder: Path, name: str, home: Path) -> dict[str, Any]:
     options["contract"] = str(write_contract(model, flat, folder / "cache"))
     options["package_root"] = str(home / "isaacgym" / "python")
     return {"original": str(path), "flat": str(flat.path), "options": options}
-
-
-def _as_data(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    return [
-        {**job._asdict(), "edits": [[job.module, job.old, job.new]] if job.module else []}
-        for job in jobs
-    ]
-
-
-def _run(home: Path, folder: Path, name: str, work: dict[str, Any]) -> Any:
-    given, out = folder / f"{name}.json", folder / f"{name}-out.json"
-    given.write_text(json.dumps(work))
-    python = home / "miniconda3" / "envs" / "hsgym" / "bin" / "python3.8"
-    done = subprocess.run(
-        [str(python), str(TESTS / "isaacgym_mutants.py"), str(given), str(out)],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{TESTS.parent / '.src'}:{TESTS}",
-             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=170,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text()) if out.exists() else None
-
-
-def check(job: Job, result: dict[str, str]) -> None:
-    story = f"{result['end']}: {result['said']}\n{result['log'][-3000:]}"
-    assert re.fullmatch(job.end, result["end"]), story
-    assert re.search(job.said, result["said"], re.S), story
 
 
 @pytest.mark.parametrize("job", RIGHT, ids=[job.name for job in RIGHT])

@@ -57,6 +57,7 @@ print(json.dumps(absent))
     # Where a simulator is not installed its own files, and no other, may miss it.
     own = {("mujoco", "mujoco"), ("mjwarp", "mujoco_warp"), ("mjwarp", "warp")}
     own |= {(name, name) for name in ("genesis", "isaacgym", "isaacsim")}
+    own |= {("isaacsim", "isaaclab"), ("isaacsim", "torch")}
     assert {tuple(pair) for pair in run38(python38, code)} <= own
 
 

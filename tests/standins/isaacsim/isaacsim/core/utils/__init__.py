@@ -1,0 +1,1 @@
+"""Parts that need a running Kit."""
