@@ -54,6 +54,6 @@ test-pythons:
 	done
 
 clean:
-	@rm -rf .venv .venv-worker38 .venv-310 .venv-313 build dist *.egg-info .pytest_cache .ruff_cache \
-		.hypothesis
+	@rm -rf .venv .venv-worker38 .venv-mjwarp .venv-310 .venv-313 build dist *.egg-info .pytest_cache .ruff_cache \
+		.hypothesis .cache
 	@find ipc workers backends tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,6 +19,7 @@ from .device_plan import DevicePlan
 from .fake import FakeBackend, FakeCfg
 from .isaacgym import IsaacGymBackend, IsaacGymCfg
 from .isaacsim import IsaacSimBackend, IsaacSimCfg
+from .mjwarp import MJWarpBackend, MJWarpCfg
 from .mujoco import MuJoCoBackend, MuJoCoCfg
 from .rank_check import plan_together
 from .rank_plan import RankPlan
@@ -39,6 +40,8 @@ __all__ = [
     "IsaacGymCfg",
     "IsaacSimBackend",
     "IsaacSimCfg",
+    "MJWarpBackend",
+    "MJWarpCfg",
     "Model",
     "MuJoCoBackend",
     "MuJoCoCfg",

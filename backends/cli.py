@@ -14,6 +14,7 @@ from ..ipc.errors import OutboardError, UsageError
 from . import (
     conformance,
     doctor,
+    environments,
     examination,
     isaacgym_probes,
     plan_report,
@@ -24,6 +25,7 @@ from . import (
     setup_worker,
     terminal,
 )
+from .traits import Traits
 
 _WORKER_PYTHON = click.option(
     "--worker-python",
@@ -168,6 +170,23 @@ def setup_isaacsim_(python: str, dry_run: bool) -> int:
     Checks its versions and gives its Python what a worker needs, in a folder of ours; writes nothing there.
     """
     return setup_isaacsim.run(python, dry_run)
+
+
+def _add_setup(name: str, traits: Traits) -> None:
+    """`outboard setup NAME`, for a simulator that has an environment of its own."""
+
+    @setup.command(name, help=f"Make the environment that {name} has for itself, outside this one.")
+    @click.option("--python", metavar="PATH", default=None,
+                  help="The Python to make it from; one that has the simulator already only gets "
+                  "what a worker needs.")  # fmt: skip
+    @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+    def command(python: str | None, dry_run: bool) -> int:  # pyright: ignore[reportUnusedFunction]
+        return environments.run(traits, python, dry_run)
+
+
+for _name, _backend in registry.BACKENDS.items():
+    if _backend.traits.environment is not None:
+        _add_setup(_name, _backend.traits)
 
 
 def _list(name: str, text: str) -> tuple[str, ...]:

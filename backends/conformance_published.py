@@ -76,19 +76,16 @@ def unknown_field_refused(bench: Bench) -> None:
 
 @check(SIMULATOR)
 def one_environment(bench: Bench) -> None:
-    """num_envs=1 keeps the leading axis, and moves as environment 0 of many does."""
+    """num_envs=1 keeps the leading axis, and moves as environment 0 of many does (to rounding: a compiler may
+    take environments four at a time, and the last ones singly)."""
     many = run(bench.sim, STEPS)[-1]
-    origin = bench.sim.model.env_origins[0]
     with bench.open(num_envs=1) as sim:
         one = run(sim, STEPS)[-1]
-        moved = not np.array_equal(
-            sim.model.env_origins[0], origin
-        )  # a centred grid: rounding differs
     for name, field in one.items():
         if field.shape != (1, *many[name].shape[1:]):
             broken(f"{name} has shape {field.shape}")
     first = {name: field[:1] for name, field in many.items()}
-    wrong = bench.difference(one, first, loose=moved)
+    wrong = bench.difference(one, first, loose=True)
     if wrong:
         broken(wrong)
 

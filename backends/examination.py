@@ -136,14 +136,16 @@ def simulator_facts(name: str, worker_python: str | None) -> SimulatorFacts:
     if issubclass(backend, IsaacSimBackend):
         return isaacsim_facts(name, worker_python)
     traits = backend.traits
-    python = interpreters.locate(worker_python)
+    python = interpreters.locate_for(traits, worker_python)
     seen = interpreters.inspect(python, interpreters.WORKER_PACKAGES + traits.packages)
     ours = [package for package in seen.missing if package in interpreters.WORKER_PACKAGES]
     problem = seen.problem
     if seen.version and seen.version < interpreters.OLDEST:
         problem = f"is older than Python {'.'.join(map(str, interpreters.OLDEST))}"
     install = ""
-    if ours:
+    if seen.missing and traits.environment and set(seen.missing) - set(ours):
+        install = f"outboard setup {traits.environment.name}"
+    elif ours:
         install = interpreters.setup_line(python)
     elif seen.missing and traits.setup != "worker":
         install = interpreters.setup_line(python, traits.setup)

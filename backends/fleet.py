@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 from . import process
 from .backend import Backend
@@ -16,13 +16,18 @@ CLOSE_S = 1.0
 
 
 class Fleet:
-    """One backend per rank. `close()` is due whatever `open()` did."""
+    """One backend per rank. `close()` is due whatever `open()` did.
+
+    Futures, not threads: up to Python 3.12 a `Thread.join` that ^C interrupts takes the thread for ended,
+    and a worker that it was opening would belong to nobody.
+    """
 
     def __init__(self, openers: Sequence[Callable[[], Backend]]) -> None:
         self._openers = openers
+        self._pool = ThreadPoolExecutor(max(1, len(openers)), "outboard-fleet")
+        self._opening: list[Future[None]] = []
         self._opened: dict[int, Backend] = {}
         self._failures: list[BaseException] = []  # the first cause first
-        self._threads: list[threading.Thread] = []
 
     @property
     def backends(self) -> list[Backend]:
@@ -31,33 +36,26 @@ class Fleet:
     def open(self) -> None:
         """Open all at once. Raises the first failure; `close()` then takes the others down."""
         for rank in range(len(self._openers)):
-            thread = threading.Thread(target=self._open_one, args=(rank,), name=f"open-rank{rank}")
-            self._threads.append(thread)
-            thread.start()
-        while not self._failures and any(thread.is_alive() for thread in self._threads):
-            for thread in self._threads:
-                thread.join(_LOOK_S)
+            self._opening.append(self._pool.submit(self._open_one, rank))
+        while not self._failures and not all(future.done() for future in self._opening):
+            wait(self._opening, _LOOK_S, FIRST_EXCEPTION)
         if self._failures:
             raise self._failures[0]
 
     def _open_one(self, rank: int) -> None:
         try:
             self._opened[rank] = self._openers[rank]()
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for all
+        except BaseException as error:
             self._failures.append(error)
+            raise
 
     def close(self) -> None:
         """Close all at once; end what is still being opened. Bounded, idempotent."""
-        while any(thread.is_alive() for thread in self._threads):
+        while not all(future.done() for future in self._opening):
             process.kill_all(spare=[opened.report["pid"] for opened in list(self._opened.values())])
-            for thread in self._threads:
-                thread.join(_LOOK_S)
-        closers = [
-            threading.Thread(target=backend.close, args=(CLOSE_S,))
-            for backend in self._opened.values()
-        ]
-        for closer in closers:
-            closer.start()
-        for closer in closers:
-            closer.join()
+            wait(self._opening, _LOOK_S)
+        self._opening.clear()
+        if self._opened:
+            wait([self._pool.submit(backend.close, CLOSE_S) for backend in self._opened.values()])
         self._opened.clear()
+        self._pool.shutdown()

@@ -39,7 +39,7 @@ from ..ipc.messages import (
     Ready,
 )
 from ..ipc.states import Conversation, Role
-from . import memory
+from . import keeper, memory
 from .device_plan import DevicePlan
 from .traits import Traits
 from .visibility import PCI_BUS_ID
@@ -195,6 +195,19 @@ class Data:
     no_arena: str = ""  # why the worker did not take the one it was offered
 
 
+def _new_block(layout: Layout, nonce: bytes) -> shm.Block:
+    """Made by the keeper: ^C between the system call and the object that owns its descriptor would
+    lose the descriptor."""
+    made: list[shm.Block] = []
+    try:
+        keeper.uninterrupted(lambda: made.append(shm.create(layout, nonce)))
+    except OSError as error:
+        raise UsageError(
+            f"cannot reserve {layout.total_bytes:,} bytes for the shared block: {error.strerror}"
+        ) from None
+    return made[0]
+
+
 def attach(
     talk: Talk,
     init: Init,
@@ -208,12 +221,7 @@ def attach(
     """
     if old is None:
         memory.require(layout.total_bytes)
-        try:
-            block = shm.create(layout, init.nonce)
-        except OSError as error:
-            raise UsageError(
-                f"cannot reserve {layout.total_bytes:,} bytes for the shared block: {error.strerror}"
-            ) from None
+        block = _new_block(layout, init.nonce)
     else:
         block = old
         block.restamp(init.nonce)

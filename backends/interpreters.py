@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..ipc.errors import WorkerLaunchError
-from .traits import Traits
+from .traits import Recipe, Traits
 
 # What `ipc` imports in the foreign interpreter. The newest of each that still has a Python 3.8 build is
 # found by that interpreter's own pip.
@@ -48,6 +48,23 @@ def site_folder(python: str) -> Path:
     return cache_folder() / "site" / hashlib.sha256(real.encode()).hexdigest()[:16]
 
 
+def environment_folder(name: str) -> Path:
+    """Where `outboard setup NAME` makes a simulator's own environment."""
+    return cache_folder() / "environments" / name
+
+
+def environment_stamp(name: str) -> Path:
+    """Written when everything is in that environment: without it, it is half made."""
+    return environment_folder(name) / ".outboard-complete"
+
+
+def environment_python(recipe: Recipe) -> Path | None:
+    """The interpreter of that environment, where it is complete."""
+    python = environment_folder(recipe.name) / "bin" / "python"
+    there = environment_stamp(recipe.name).is_file() and os.access(python, os.X_OK)
+    return python if there else None
+
+
 @dataclass(frozen=True)
 class Inspection:
     """What an interpreter said about itself."""
@@ -76,6 +93,22 @@ def locate(python: str | None) -> str:
             "--worker-python) takes the path of a Python interpreter"
         )
     return os.path.abspath(found)
+
+
+def locate_for(traits: Traits, python: str | None) -> str:
+    """The interpreter of a simulator's workers: `python` where the caller names one, else what the
+    simulator's variable names, else its own environment, else this Python. WorkerLaunchError."""
+    recipe = traits.environment
+    if python is not None or recipe is None:
+        return locate(python)
+    named = os.environ.get(recipe.variable)
+    if named:
+        try:
+            return locate(named)
+        except WorkerLaunchError as error:
+            raise WorkerLaunchError(f"{recipe.variable}: {error.message}") from None
+    made = environment_python(recipe)
+    return locate(None if made is None else str(made))
 
 
 def inspect(

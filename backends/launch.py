@@ -73,7 +73,7 @@ class Opened:
 
 def worker_command(order: Order) -> process.Command:
     """Interpreter, arguments and environment of the worker that `order` asks for."""
-    python = interpreters.locate(order.python)
+    python = interpreters.locate_for(order.traits, order.python)
     site = interpreters.site_folder(python)
     env = process.environment(
         os.environ,

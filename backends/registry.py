@@ -10,11 +10,18 @@ from .custom import CustomBackend
 from .fake import FakeBackend
 from .isaacgym import IsaacGymBackend
 from .isaacsim import IsaacSimBackend
+from .mjwarp import MJWarpBackend
 from .mujoco import MuJoCoBackend
 
 BACKENDS: dict[str, type[Backend]] = {
     backend.simulator: backend
-    for backend in (MuJoCoBackend, IsaacGymBackend, IsaacSimBackend, FakeBackend)
+    for backend in (
+        MuJoCoBackend,
+        MJWarpBackend,
+        IsaacGymBackend,
+        IsaacSimBackend,
+        FakeBackend,
+    )
 }
 
 # What a plain installation can run; the others need an environment or hardware of their own.

@@ -26,7 +26,7 @@ from .interpreters import Inspection
 
 # A download of numpy over a slow line, or a compilation of posix_ipc.
 _PIP_S = 600.0
-_PIP_FLAGS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location")
+PIP_FLAGS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location")
 # The user's pip settings (index, proxies, certificates) hold, but for those that contradict --target.
 _PIP_ENV = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -38,26 +38,26 @@ def run(python: str, dry_run: bool, pins: Mapping[str, str] | None = None) -> in
     """
     console = terminal.console()
     python = interpreters.locate(python)
-    seen = _require_python(interpreters.inspect(python))
+    seen = require_python(interpreters.inspect(python))
     version = ".".join(map(str, seen.version))
     if not seen.missing:
         found = ", ".join(f"{name} {number}" for name, number in seen.found.items())
-        _say(console, f"Python {version} has all a worker needs: {found}. Nothing to do.")
+        say(console, f"Python {version} has all a worker needs: {found}. Nothing to do.")
         return 0
     missing, pins = tuple(seen.missing), pins or {}
     wanted = [pins.get(name, name) for name in missing]
     site = interpreters.site_folder(python)
-    _say(console, f"Python {version} lacks {', '.join(missing)}; they go into {site}")
+    say(console, f"Python {version} lacks {', '.join(missing)}; they go into {site}")
     if dry_run:
-        _say(console, f"would run: {shlex.join(_pip(seen, wanted, site))}")
+        say(console, f"would run: {shlex.join(_pip(seen, wanted, site))}")
         return 0
     with console.status("installing"):
         fill(seen, missing, site, wanted)
     done = interpreters.inspect(python)
     if not done.good:
-        raise WorkerLaunchError(f"{python} still lacks {_why(done)} after the set-up of {site}")
+        raise WorkerLaunchError(f"{python} still lacks {why(done)} after the set-up of {site}")
     installed = ", ".join(f"{name} {done.found[name]}" for name in missing)
-    _say(console, f"done: {installed}. Use it with --worker-python {python}")
+    say(console, f"done: {installed}. Use it with --worker-python {python}")
     return 0
 
 
@@ -65,14 +65,14 @@ def fill(seen: Inspection, missing: Sequence[str], site: Path, wanted: Sequence[
     """Install `missing` (pip's words for it: `wanted`) into `site`: under a temporary name, tried out there,
     then renamed."""
     site.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(site.parent), tempfile.TemporaryDirectory(
+    with alone(site.parent), tempfile.TemporaryDirectory(
         prefix=f".{site.name}-", dir=site.parent
     ) as work:  # fmt: skip
         fresh = Path(work) / "new"
-        _install(_pip(seen, wanted or missing, fresh))
+        install(_pip(seen, wanted or missing, fresh))
         tried = interpreters.inspect(seen.python, tuple(missing), fresh)
         if not tried.good:
-            raise WorkerLaunchError(f"what pip installed for {seen.python} fails: {_why(tried)}")
+            raise WorkerLaunchError(f"what pip installed for {seen.python} fails: {why(tried)}")
         if not site.exists():
             fresh.rename(site)
             return
@@ -84,7 +84,7 @@ def fill(seen: Inspection, missing: Sequence[str], site: Path, wanted: Sequence[
             entry.rename(site / entry.name)
 
 
-def _require_python(seen: Inspection) -> Inspection:
+def require_python(seen: Inspection) -> Inspection:
     if seen.problem:
         raise WorkerLaunchError(f"{seen.python} {seen.problem}")
     if seen.version < interpreters.OLDEST:
@@ -98,10 +98,10 @@ def _require_python(seen: Inspection) -> Inspection:
 def _pip(seen: Inspection, packages: Sequence[str], target: Path) -> list[str]:
     """The pip command: that Python's own pip where it has one, else ours, told what to install for."""
     if _has_pip(seen.python, "-E", "-s", "-B"):
-        command = [seen.python, "-E", "-s", "-B", "-m", "pip", "install", *_PIP_FLAGS]
+        command = [seen.python, "-E", "-s", "-B", "-m", "pip", "install", *PIP_FLAGS]
         return [*command, "--target", str(target), *packages]
     if _has_pip(sys.executable):
-        command = [sys.executable, "-m", "pip", "install", *_PIP_FLAGS, *_tags(seen.version)]
+        command = [sys.executable, "-m", "pip", "install", *PIP_FLAGS, *_tags(seen.version)]
         return [*command, "--only-binary", ":all:", "--target", str(target), *packages]
     raise WorkerLaunchError(
         f"neither {seen.python} nor this Python has pip. Give one of them pip "
@@ -130,31 +130,32 @@ def _tags(version: tuple[int, ...]) -> list[str]:
     return tags
 
 
-def _install(command: list[str]) -> None:
+def install(command: Sequence[str], limit_s: float = _PIP_S) -> None:
+    """Run pip; WorkerLaunchError with its last words, or when `limit_s` is over."""
     environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTHON")}
     try:
         done = subprocess.run(
             command, env={**environment, **_PIP_ENV}, capture_output=True, text=True,
-            stdin=subprocess.DEVNULL, timeout=_PIP_S, check=False,
+            stdin=subprocess.DEVNULL, timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise WorkerLaunchError(f"pip did not end within {_PIP_S:.0f} s") from None
+        raise WorkerLaunchError(f"pip did not end within {limit_s:.0f} s") from None
     if done.returncode != 0:
         words = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
         raise WorkerLaunchError(f"pip failed: {shlex.join(command)}\n{words}")
 
 
-def _why(seen: Inspection) -> str:
+def why(seen: Inspection) -> str:
     return seen.problem or "; ".join(f"{name} ({why})" for name, why in seen.missing.items())
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Generator[None, None, None]:
+def alone(folder: Path) -> Generator[None, None, None]:
     """One set-up at a time. The kernel frees the lock when its holder dies."""
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _say(console: Console, words: str) -> None:
+def say(console: Console, words: str) -> None:
     console.print(Text(words), soft_wrap=True)

@@ -6,6 +6,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """An environment that a simulator has for itself, because a training environment should not hold it.
+    `outboard setup NAME` makes it (`environments.py`); opening a backend finds it (`interpreters.py`).
+
+    name                the word after `outboard setup`
+    requirements        pip's words for the simulator; what every worker needs comes with them
+    oldest, newest      Python versions it is known to work with
+    size_gb             on disk, about: said before it is made, and that much must be free
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+    size_gb: float
+
+    @property
+    def variable(self) -> str:
+        """Names an interpreter that comes before ours, as OUTBOARD_MJWARP_PYTHON."""
+        return f"OUTBOARD_{self.name.upper()}_PYTHON"
+
+
+@dataclass(frozen=True)
 class Traits:
     """Facts about a simulator's runtime, not settings: a user never changes them.
 
@@ -20,6 +43,7 @@ class Traits:
     other_contexts      it puts contexts on GPUs other than its own and that cannot be helped: why
     gpu, cpu            it can run on a GPU; without one
     setup               the word after `outboard setup` that makes or fills its environment
+    environment         how an environment of its own is made, where it has one
     """
 
     packages: tuple[str, ...] = ()
@@ -34,3 +58,4 @@ class Traits:
     gpu: bool = False
     cpu: bool = True
     setup: str = "worker"
+    environment: Recipe | None = None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from outboard.backends import Backend, OutboardError, RankPlan, plan_together, witness
-from outboard.backends.registry import find
+from outboard.backends.registry import default_scene, find
 
 SELF = Path(__file__).resolve()
 HOLD_S = 120.0
@@ -100,7 +100,12 @@ def rank_main(folder: Path, device: str, worker_python: str, simulator: str) -> 
 def _open(device: Any, worker_python: str, simulator: str, seed: int) -> Backend:
     passed = {k: v for k, v in os.environ.items() if k.startswith("OUTBOARD_STANDIN_")}
     return find(simulator)(
-        device=device, num_envs=64, seed=seed, worker_python=worker_python or None, env=passed
+        device=device,
+        scene=default_scene(simulator),
+        num_envs=64,
+        seed=seed,
+        worker_python=worker_python or None,
+        env=passed,
     )
 
 
@@ -188,7 +193,7 @@ def run(scenario: Scenario, uuids: list[str], worker_python: str, simulator: str
         "as_it_should_be": not wrong,
         "wrong": wrong,
         "seconds": round(time.monotonic() - started_s, 1),
-        "ranks": [_public(rank, seen) for rank in ranks],
+        "ranks": [public(rank, seen) for rank in ranks],
     }
 
 
@@ -204,7 +209,13 @@ def _judge(rank: dict[str, Any], scenario: Scenario, seen: dict[str, list[int]])
         return [] if rank["error"] and not rank["worker_pid"] else [f"{name} was not refused"]
     if rank["error"]:
         return [f"{name}: {rank['error']}"]
+    return judge_running(rank, seen)
+
+
+def judge_running(rank: dict[str, Any], seen: dict[str, list[int]]) -> list[str]:
+    """What is wrong with a rank whose simulator runs. seen: by GPU, the pids that NVML lists there."""
     wrong: list[str] = []
+    name = f"rank {rank['rank']}"
     for what in ("reported", "learner"):
         if rank[what] and rank[what] != rank["planned"]:
             wrong.append(f"{name}: {what} {rank[what]}, planned {rank['planned']}")
@@ -215,14 +226,14 @@ def _judge(rank: dict[str, Any], scenario: Scenario, seen: dict[str, list[int]])
     return wrong
 
 
-def _public(rank: dict[str, Any], seen: dict[str, list[int]]) -> dict[str, Any]:
+def public(rank: dict[str, Any], seen: dict[str, list[int]]) -> dict[str, Any]:
     """Without pids, with where NVML saw them."""
     on = {
         who: [uuid for uuid, pids in seen.items() if rank[who] in pids]
         for who in ("pid", "worker_pid")
     }
     rest = {key: value for key, value in rank.items() if key not in on}
-    rest["error"] = str(rest["error"]).replace(socket.gethostname(), "HOST")
+    rest["error"] = str(rest.get("error", "")).replace(socket.gethostname(), "HOST")
     return {**rest, "nvml_rank": on["pid"], "nvml_worker": on["worker_pid"]}
 
 

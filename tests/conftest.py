@@ -36,6 +36,20 @@ def python38() -> str:
     return path
 
 
+@pytest.fixture(scope="session")
+def mjwarp_python(private_folders: Path) -> Iterator[str]:
+    """The interpreter of MuJoCo-Warp's own environment; its compiled kernels stay from run to run."""
+    default = ROOT / ".venv-mjwarp" / "bin" / "python"
+    path = os.environ.get("OUTBOARD_MJWARP_PYTHON") or str(default)
+    if not os.access(path, os.X_OK):
+        missing(f"no MuJoCo-Warp environment at {path}; `make test` makes one, or set "
+                "OUTBOARD_MJWARP_PYTHON")  # fmt: skip
+    kernels = os.environ.get("WARP_CACHE_PATH") or str(ROOT / ".cache" / "warp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARP_CACHE_PATH", kernels)
+        yield path
+
+
 @pytest.fixture(params=["this Python", "Python 3.8"])
 def worker_python(request: pytest.FixtureRequest) -> str:
     """The worker's interpreter: the host's own, and the oldest."""

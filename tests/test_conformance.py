@@ -238,7 +238,7 @@ def test_a_bad_simulator_fails_its_checks_and_no_other(name: str) -> None:
     assert names(outcomes, FAILED) == BAD[name], whys(outcomes)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", quick_and(QUICK_WORKER, BAD_WORKER))
 def test_a_bad_worker_fails_its_checks(name: str) -> None:
     only = BAD_WORKER[name] if name in QUICK_WORKER else ()

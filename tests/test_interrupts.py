@@ -204,6 +204,27 @@ def test_an_interrupt_while_opening_leaves_nothing(shots: Shots, shots_fired: in
         pytest.fail("the shot was not heard")
 
 
+@pytest.mark.parametrize("call", ["memfd_create", "open", "eventfd", "pidfd_open", "dup"])
+def test_an_interrupt_between_a_system_call_and_its_result_loses_no_descriptor(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard finds the descriptor that nobody was told of."""
+    real = getattr(os, call)
+    hit: list[int] = []
+
+    def interrupted(*args: object, **named: object) -> int:
+        fd: int = real(*args, **named)
+        if not hit:
+            hit.append(fd)
+            signal.raise_signal(signal.SIGINT)
+        return fd
+
+    monkeypatch.setattr(os, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        FakeBackend(device="cpu", num_envs=3).close()
+    assert hit
+
+
 @pytest.mark.parametrize(
     "shots_fired", [6, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 )

@@ -148,7 +148,7 @@ def test_an_installation_that_does_not_work_is_not_put_in_place(
         target.mkdir()
         (target / "msgpack.py").write_text("raise ImportError('not for this processor')\n")
 
-    monkeypatch.setattr(setup_worker, "_install", broken)
+    monkeypatch.setattr(setup_worker, "install", broken)
     seen = interpreters.inspect(str(python))
     site = interpreters.site_folder(str(python))
     with pytest.raises(WorkerLaunchError, match="not for this processor"):
