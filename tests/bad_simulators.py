@@ -228,7 +228,7 @@ class Random(Glider):
     """Noise from nowhere."""
 
     def targets(self) -> Array:
-        return super().targets() + 1e-3 * int.from_bytes(os.urandom(2), "little") / 65536
+        return super().targets() + 0.1 * int.from_bytes(os.urandom(2), "little") / 65536
 
 
 # -- reset and set_state ----------------------------------------------------------------------------
