@@ -68,6 +68,10 @@ def event_open(handle: str) -> int:
     return event.value or 0
 
 
+def record(event: int, stream: int = 0) -> None:
+    _record(event, stream)
+
+
 def event_query(event: int) -> bool:
     code = _query.code(event)
     if code not in (0, _NOT_READY):
@@ -136,9 +140,9 @@ def worker(path: str) -> None:
         if name == "values":
             cm.stream_write(stream, arena + FLAG_AT + 64, number)
         else:
-            _record(state, stream)
+            record(state, stream)
         if name.startswith("worker waits") or name == "both poll":
-            _record(own, stream)
+            record(own, stream)
             until(own)
         line.cells[8] = last
 
@@ -152,7 +156,7 @@ class Host:
         cm.memset(self.arena, 0, ARENA_BYTES)
         self.ctrl, self.state, self.done = (event_create() for _ in range(3))
         for event in (self.ctrl, self.state, self.done):
-            _record(event)
+            record(event)
         cuda_driver.synchronize()
         self.path = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as we live
         self.path.truncate(4096)
@@ -179,7 +183,7 @@ class Host:
         if name == "values":
             cm.stream_write(self.stream, self.arena + FLAG_AT, self.number)
         else:
-            _record(self.ctrl, self.stream)
+            record(self.ctrl, self.stream)
         what = way << 32 | self.number
         self.line.ask(what)
         self.line.wait_answered(what)
@@ -193,7 +197,7 @@ class Host:
     def timed(self, way: int) -> float:
         started = time.perf_counter()
         self.round(way)
-        _record(self.done, self.stream)
+        record(self.done, self.stream)
         until(self.done)
         return (time.perf_counter() - started) * 1e6
 
@@ -201,7 +205,7 @@ class Host:
         started = time.perf_counter()
         cm.copy_dtod_async(self.arena, self.mine, CTRL_BYTES, self.stream)
         cm.copy_dtod_async(self.arena + CTRL_BYTES, self.mine, STATE_BYTES, self.stream)
-        _record(self.done, self.stream)
+        record(self.done, self.stream)
         until(self.done)
         return (time.perf_counter() - started) * 1e6
 
@@ -217,7 +221,7 @@ class Host:
     def killed(self, way: int) -> dict[str, object]:
         """The worker dies with its work enqueued. Is our stream free: after its death, after the rescue?"""
         self.round(way)
-        _record(self.done, self.stream)
+        record(self.done, self.stream)
         early = self.free_within(0.02)
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -225,7 +229,7 @@ class Host:
         if WAYS[way % 10] == "values":
             cm.stream_write(self.rescue, self.arena + FLAG_AT + 64, self.number)
         else:
-            _record(self.state, self.rescue)
+            record(self.state, self.rescue)
         return {"early": early, "after the death": alone, "after the rescue": self.free_within(2.0)}
 
     def end(self) -> None:

@@ -3,7 +3,7 @@
 Works without torch and on Python 3.8, because the interpreter of a simulator may have no more. All
 ordinals here are this process's own; a caller that sends one elsewhere sends the UUID with it.
 A missing driver is a fact to report (`survey`), never a crash at import: the library is loaded, and
-each entry point looked up, when it is first needed. Memory, IPC and events: `cuda_memory.py`.
+each entry point looked up, when it is first needed. Memory, IPC and streams: `cuda_memory.py`.
 """
 
 import ctypes

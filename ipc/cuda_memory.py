@@ -22,7 +22,7 @@ _DEVICE_MEMORY = 2  # CUmemorytype
 
 
 class _IpcHandle(ctypes.Structure):
-    """64 opaque bytes, which the driver takes by value. Memory and events have the same shape."""
+    """64 opaque bytes, which the driver takes by value."""
 
     _fields_ = [("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES)]
 

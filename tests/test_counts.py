@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import syscalls
 from outboard.backends import CustomBackend, CustomCfg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,36 @@ def test_a_tight_exchange_sleeps_on_neither_side(echo: CustomBackend) -> None:
     if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
         pytest.skip("others keep this machine too busy to see whether a step sleeps")
     raise AssertionError(f"sleeps of host and worker in each run of {rounds} steps: {seen[-20:]}")
+
+
+STEPS = """
+import sys
+import numpy as np
+import syscalls
+from outboard.backends import CustomBackend, CustomCfg
+with CustomBackend(simulator=sys.argv[1], device="cpu", num_envs=2, publish=("qpos",),
+                   worker_python=sys.argv[2], cfg=CustomCfg({"nu": 29, "width": 71})) as sim:
+    ctrl = np.zeros(sim.ctrl_view.shape, np.float32)
+    syscalls.trace_me()
+    for _ in range(60):
+        for _ in range(30):
+            sim.step(ctrl)
+        syscalls.mark()
+        for _ in range(100):
+            sim.step(ctrl)
+        syscalls.mark()
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="reads the registers of x86-64")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_step_makes_no_system_call_while_both_are_awake(python38: str) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / ".src"), str(ROOT / "tests")])}
+    runs = syscalls.count([sys.executable, "-c", STEPS, ECHO, python38], env)
+    assert len(runs) == 60
+    # Where the answer comes late a bell yields, and beside other load it sleeps: one that always does so
+    # does it in every run of a hundred steps.
+    assert min(runs, key=lambda run: sum(run.values())) == {}, runs
 
 
 def test_a_warm_step_keeps_no_memory(echo: CustomBackend) -> None:

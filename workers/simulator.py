@@ -77,7 +77,7 @@ class Simulator(abc.ABC):
 
     # -- in the CUDA arena: only for simulators whose `transports` has "cuda" ------------------------
     #
-    # Between the two events that `serve.py` puts around these calls, everything must be enqueued in
+    # Between the two counts that `arena_commands.py` puts around these calls, everything must be enqueued in
     # `stream`, and nothing needs to be waited for. Each fills `env_flags` of its slot.
 
     transports: Tuple[str, ...] = ("block",)  # known after build()
