@@ -58,17 +58,19 @@ class ArenaPlane:
 
     @property
     def slot(self) -> int:
-        """Into which the last ARENA_ command published."""
-        return self._count % SLOTS
+        """Into which the last answered ARENA_ command published; one in flight, or interrupted before it
+        was sent, has another."""
+        return self._answered % SLOTS
 
-    def ring(self, backend: Any, opcode: Opcode) -> None:
+    def ring(self, backend: Any, opcode: Opcode) -> int:
         """What the caller has enqueued so far (ctrl, masks, new states, and every read of the last
-        state) comes before what the worker will do."""
+        state) comes before what the worker will do. The slot into which it will publish."""
         self._count = (self._count + 1) & COUNT_MAX
         backend._request[shm.COUNT] = self._count
         with in_context(self.arena.context):
             cuda_memory.stream_write(self.current_stream(), self.arena.ctrl_ready, self._count)
         backend._send(int(opcode))
+        return self._count % SLOTS
 
     def enqueued(self, sequence: int) -> Any:
         """The answer to an ARENA_ command: the caller's stream waits for the state, the caller does not."""

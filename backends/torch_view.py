@@ -210,8 +210,8 @@ class ArenaTensors(TorchView):
         if reset is not None:
             self._put_mask(reset)
             opcode = Opcode.ARENA_STEP_RESET
-        self._plane.ring(sim, opcode)
-        self._checks.after_ring(sim._request[shm.SEQUENCE], self._plane.slot, stepped=True)
+        slot = self._plane.ring(sim, opcode)
+        self._checks.after_ring(sim._request[shm.SEQUENCE], slot, stepped=True)
 
     def step_wait(self) -> TensorState:
         return self._sim().step_wait()
@@ -240,8 +240,8 @@ class ArenaTensors(TorchView):
         return sim
 
     def _run(self, sim: Any, opcode: Opcode) -> TensorState:
-        self._plane.ring(sim, opcode)
-        self._checks.after_ring(sim._request[shm.SEQUENCE], self._plane.slot, stepped=False)
+        slot = self._plane.ring(sim, opcode)
+        self._checks.after_ring(sim._request[shm.SEQUENCE], slot, stepped=False)
         return self.step_wait()
 
     def _put_ctrl(self, ctrl: Any) -> None:

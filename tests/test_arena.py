@@ -195,10 +195,22 @@ def test_two_banks_keep_a_result_until_the_second_next_command(tmp_path: Path) -
 with fake(banks=2) as sim:
     first = arena(sim, O.ARENA_STEP, ctrl=targets(sim))
     arena(sim, O.ARENA_STEP, ctrl=targets(sim))
-    sim._plane._count -= 1
+    sim._plane._answered -= 1
     print(json.dumps(same({n: get(sim, n) for n in ALL}, first)))
 """
     assert child(code, tmp_path) is True
+
+
+def test_the_state_is_the_last_answered_one_while_a_command_is_in_flight(tmp_path: Path) -> None:
+    code = """
+with fake(banks=2) as sim:
+    first = arena(sim, O.ARENA_STEP, ctrl=targets(sim))
+    sim._plane.ring(sim, O.ARENA_STEP)
+    right = same({n: get(sim, n) for n in ALL}, first)
+    sim.step_wait()
+    print(json.dumps([right, same({n: get(sim, n) for n in ALL}, first)]))
+"""
+    assert child(code, tmp_path) == [True, False]
 
 
 def test_the_host_learns_of_flags_when_it_asks(tmp_path: Path) -> None:
