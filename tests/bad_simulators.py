@@ -239,7 +239,7 @@ class OffKeyframe(Glider):
 
     def build(self, init: Init, progress: Any) -> ModelFacts:
         facts = super().build(init, progress)
-        self.qpos[:, 7] += 1e-6
+        self.qpos[:, 7] += 1e-4
         return facts
 
 
