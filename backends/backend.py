@@ -263,7 +263,7 @@ class Backend(Commands):
             raise UsageError("this backend is closed; open a new one")
         tell(logging.INFO, "RESTART", self._worker.process, self._phase)
         self._phase, self._cause = Phase.FAILED, None
-        self._worker.end(0.0, keep_log=False)
+        self._end_worker(0.0, keep_log=False)
         self._hold_only_the_lock()
         try:
             launch.open_worker(self._order, self._opened, self._adopt)
@@ -282,7 +282,7 @@ class Backend(Commands):
         _ = self.timings  # so that they can be asked later
         self._phase = Phase.CLOSED
         try:
-            self._worker.end(grace_s if live else 0.0, keep_log=self._cause is not None)
+            self._end_worker(grace_s if live else 0.0, keep_log=self._cause is not None)
             launch.closed(self._worker, asked=live)
         finally:  # also when a second ^C ends the wait
             self._finalizer.detach()

@@ -372,14 +372,20 @@ class Commands:
         error.report = launch.error_report(self._order, self._worker, Phase.BUSY.value)
         self._cause = copy.copy(error)  # without the traceback, whose frames hold the block
         launch.failed(self._worker, Phase.BUSY.value, error)
-        self._worker.end(0.0, keep_log=True)
-        if self._plane is not None:
-            self._plane.release()
+        self._end_worker(0.0, keep_log=True)
         self._hold_only_the_lock()
         try:
             raise error from None
         finally:
             del error  # else this frame and its own traceback would keep each other, and the block
+
+    def _end_worker(self, grace_s: float, keep_log: bool) -> None:
+        """Whatever ends it, and also when ^C ends the wait for it: no stream of ours waits for it after."""
+        try:
+            self._worker.end(grace_s, keep_log=keep_log)
+        finally:
+            if self._plane is not None:
+                self._plane.release()
 
     def _hold_only_the_lock(self) -> None:
         """The worker is gone and the GPU is still ours: for restart(), until close() or collection."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-from . import process
+from . import keeper, process
 from .backend import Backend
 
 # How often the opening threads are looked at: bounds how late a failure or a signal is acted on.
@@ -36,11 +37,15 @@ class Fleet:
     def open(self) -> None:
         """Open all at once. Raises the first failure; `close()` then takes the others down."""
         for rank in range(len(self._openers)):
-            self._opening.append(self._pool.submit(self._open_one, rank))
+            # By the keeper: ^C inside `submit` would lose the future of an opener that already runs.
+            keeper.uninterrupted(functools.partial(self._start, rank))
         while not self._failures and not all(future.done() for future in self._opening):
             wait(self._opening, _LOOK_S, FIRST_EXCEPTION)
         if self._failures:
             raise self._failures[0]
+
+    def _start(self, rank: int) -> None:
+        self._opening.append(self._pool.submit(self._open_one, rank))
 
     def _open_one(self, rank: int) -> None:
         try:

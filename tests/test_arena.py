@@ -402,6 +402,36 @@ with fake(cfg=FakeCfg(fault="SIGKILL", fault_step=3)) as sim:
     assert child(code, tmp_path) == [[2, 2], [3, 3], [3, 3], [4, 4]]
 
 
+@pytest.mark.parametrize("end", ["sim.restart()", "sim.close(timeout_s=0)", "interrupted(sim)"])
+def test_whatever_ends_a_worker_no_stream_of_the_host_waits_for_it(
+    end: str, tmp_path: Path
+) -> None:
+    code = f"""
+def interrupted(sim):
+    end = sim._worker.end
+    def then_interrupt(*args, **named):
+        end(*args, **named)
+        raise KeyboardInterrupt
+    sim._worker.end = then_interrupt
+    try:
+        sim._fail(errors.WorkerFailed("x"))
+    except KeyboardInterrupt:
+        pass
+    sim._worker.end = end
+from outboard.ipc import errors
+sim = fake()
+plane = sim._plane
+plane.ring(sim, O.ARENA_STEP)              # in flight: the count is asked for, and may never come
+wanted = plane._count = plane._count + 6   # a count that no worker has reached
+{end}
+with arenas.in_context(plane.arena.context):
+    at = arenas._get(plane.arena.state_ready, 4)
+print(json.dumps(int.from_bytes(at, "little") == wanted))
+sim.close()
+"""
+    assert child(code, tmp_path) is True
+
+
 @each_python
 def test_restart_keeps_every_address(python: str, tmp_path: Path) -> None:
     code = """
